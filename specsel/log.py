@@ -1,0 +1,372 @@
+"""Position logs as columns: reading with every check, writing, and the block view.
+
+A log holds, for every position of every request's greedy output, what each arm proposed there and how much of it
+the target accepts, so that any policy replays exactly. Not handled here: averages over policies, intervals, figures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specsel.columns import Columns, read_columns, walk
+from specsel.records import (
+    CONTEXT, SCHEMA, STATS, Fault, LogError, SpecselError, encode_row, file_entry, gzip_bytes, read_text, sha256_of,
+    write_bytes_atomically,
+)
+
+__all__ = ["STATS", "CONTEXT", "SpecselError", "LogError", "LogWarning", "Fault", "PositionLog", "BlockLog", "read_log",
+           "write_log", "block_view", "validate", "summary", "convert", "require_complete", "encode_row", "file_entry",
+           "write_bytes_atomically"]
+
+
+class LogWarning(UserWarning):
+    """Something in a log that is tolerated and worth knowing: identical repeats, unknown fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLog:
+    """One row per position; requests are contiguous and positions ascend inside a request (R requests, N rows, K arms)."""
+
+    arms: tuple[str, ...]  # K names; an arm is its index, ties go to the lowest
+    draft_len: int  # L, cap on drafted tokens per block
+    workloads: tuple[str, ...]  # W names
+    requests: tuple[str, ...]  # R ids, unique inside their workload
+    workload: np.ndarray  # (R,) index into workloads
+    starts: np.ndarray  # (R+1,) rows of request r are starts[r]:starts[r+1]
+    proposed: np.ndarray  # (N, K) int16, 0..L; -1 = the arm was not asked
+    accepted: np.ndarray  # (N, K) int16, 0..proposed, bonus excluded; 0 where not asked
+    on_path: np.ndarray  # (N,) bool, as logged: a block of path_arm starts here
+    position: np.ndarray  # (N,) int32, index of the anchor in the output, 0..T-1
+    remaining: np.ndarray  # (N,) int32, output tokens after the anchor, T - position
+    context: dict[str, np.ndarray]  # name -> (N,) float64, known before drafting; nan = missing
+    stats: dict[str, np.ndarray]  # name -> (N, K) float64, known once the arm has drafted; nan = missing
+    source: np.ndarray | None  # (N, K) int8: arm whose draft a composite arm used, -1 = none; None = nowhere given
+    complete: bool  # every position of every request is here: exact replay is allowed
+    run: str  # name of the run
+    label: str  # "MEASURED" or "SIM"
+    path_arm: str | None  # arm whose blocks on_path marks; None when no arm fits
+    sha256: str  # over the log files; "" when the log comes from no file
+    request_table: pd.DataFrame | None = None  # one row per request: workload, request, category, looping, ...
+    manifest: dict = field(default_factory=dict)  # manifest.json of the run folder, {} for plain files
+
+    @property
+    def n_positions(self) -> int:
+        """Number of rows N."""
+        return len(self.position)
+
+    @property
+    def n_requests(self) -> int:
+        """Number of requests R that have at least one position."""
+        return len(self.requests)
+
+    @property
+    def n_arms(self) -> int:
+        """Number of arms K."""
+        return len(self.arms)
+
+    @property
+    def emitted(self) -> np.ndarray:
+        """(N, K) int16: accepted + 1, cut at the end of the output; computed at each access, so keep it."""
+        return np.minimum(self.accepted.astype(np.int32) + 1, self.remaining[:, None]).astype(np.int16)
+
+    @property
+    def request_of(self) -> np.ndarray:
+        """(N,) int64: the request of every row."""
+        return np.repeat(np.arange(self.n_requests), np.diff(self.starts))
+
+    @property
+    def looping(self) -> np.ndarray | None:
+        """(R,) bool: requests whose output repeats itself (share of distinct 4-grams below one half); None when unknown."""
+        return None if (found := self.request_column("looping")) is None else found.astype(bool)
+
+    def request_column(self, name: str) -> np.ndarray | None:
+        """(R,) values of one column of the request table, in the order of ``requests``; None when it is not there."""
+        table = self.request_table
+        if table is None or name not in table or table[name].isna().any():
+            return None
+        values = table.set_index(["workload", "request"])[name]
+        keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests)]
+        return values.loc[keys].to_numpy() if values.index.is_unique and set(keys) <= set(values.index) else None
+
+    def select(self, requests: np.ndarray) -> PositionLog:
+        """The log of some requests only (bool mask or indices, order kept as given); arms and workloads stay."""
+        chosen = np.arange(self.n_requests)[requests]
+        lengths = np.diff(self.starts)[chosen]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.repeat(self.starts[chosen] - starts[:-1], lengths) + np.arange(starts[-1])
+        return replace(
+            self, requests=tuple(self.requests[r] for r in chosen), workload=self.workload[chosen], starts=starts,
+            context={n: v[rows] for n, v in self.context.items()}, stats={n: v[rows] for n, v in self.stats.items()},
+            source=None if self.source is None else self.source[rows],
+            **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")})
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLog:
+    """The rows where blocks of one arm start when it always runs (B blocks): one round per row, never to be replayed."""
+
+    arms: tuple[str, ...]  # K names
+    draft_len: int  # L
+    workloads: tuple[str, ...]  # W names
+    requests: tuple[str, ...]  # R ids
+    workload: np.ndarray  # (R,) index into workloads
+    request_of: np.ndarray  # (B,) request of every block
+    rows: np.ndarray  # (B,) row of every block in the position log
+    proposed: np.ndarray  # (B, K) -1 = not asked
+    accepted: np.ndarray  # (B, K) bonus excluded
+    emitted: np.ndarray  # (B, K) accepted + 1, cut at the end of the output
+    stats: dict[str, np.ndarray]  # name -> (B, K), nan = missing
+    context: dict[str, np.ndarray]  # name -> (B,), nan = missing
+    path_arm: str | None  # the arm whose blocks these are
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks B."""
+        return len(self.rows)
+
+    @property
+    def workload_of(self) -> np.ndarray:
+        """(B,) workload of every block."""
+        return self.workload[self.request_of]
+
+
+def require_complete(log: PositionLog) -> None:
+    """Refuse exact replay on a log that holds block starts only."""
+    if not log.complete:
+        raise LogError(f"{log.run}: this log is block-anchored (only the blocks of {log.path_arm or 'one arm'} are in it), "
+                       "so no other policy can be replayed exactly; gap and selector figures are allowed, "
+                       "replay needs a log of every position (`specsel collect`)")
+
+
+def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
+    """The blocks of ``arm`` (default: ``log.path_arm``) when it always runs.
+
+    Recomputed by walking on a complete log; on a block-anchored log the logged blocks, which exist for its path arm only.
+    """
+    names = log.arms
+    arm = names.index(log.path_arm) if arm is None and log.path_arm in names else arm
+    name = None if arm is None else names[arm]
+    emitted = log.emitted
+    if log.complete and arm is not None:
+        rows = walk(log.starts, emitted[:, arm])
+    elif name == log.path_arm:
+        rows = np.flatnonzero(log.on_path)
+    else:
+        require_complete(log)
+    return BlockLog(
+        names, log.draft_len, log.workloads, log.requests, log.workload,
+        request_of=np.searchsorted(log.starts, rows, side="right") - 1, rows=rows, proposed=log.proposed[rows],
+        accepted=log.accepted[rows], emitted=emitted[rows], stats={n: v[rows] for n, v in log.stats.items()},
+        context={n: v[rows] for n, v in log.context.items()}, path_arm=name)
+
+
+# ---- reading
+
+
+def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) -> PositionLog:
+    """Read a run folder, or one or several .jsonl / .jsonl.gz files that form one log.
+
+    Any line order gives the same log: workloads in the order of the files (by name inside a file), requests by name.
+    ``verify=False`` skips the hashes of the manifest only. Raises LogError with the first fault and the number of faults.
+    """
+    log, faults = _read(path, verify)
+    if log is None or any(not _is_repeat(f) for f in faults):
+        faults = [f for f in faults if not _is_repeat(f)]
+        more = f" ({len(faults) - 1} more faults: `specsel log validate` names them all)" if len(faults) > 1 else ""
+        raise LogError(f"{faults[0]}{more}")
+    if faults:
+        warnings.warn(f"{log.run}: {len(faults)} identical repeats of a line were read once, the first in {faults[0]}",
+                      LogWarning, stacklevel=2)
+    return log
+
+
+def validate(path: str | Path | Iterable[str | Path]) -> list[Fault]:
+    """All faults of a run folder, or of one or several files that form one log, in order of file and line."""
+    try:
+        faults = _read(path, verify=True)[1]
+    except LogError as error:
+        return [Fault(str(path), None, None, str(error))]
+    return sorted(faults, key=lambda f: (f.file, f.line or 0, f.field or ""))
+
+
+def _is_repeat(fault: Fault) -> bool:
+    return fault.message.startswith("repeats")
+
+
+def _read(path, verify: bool) -> tuple[PositionLog | None, list[Fault]]:
+    """The log (None when nothing usable is there) and all faults."""
+    one = isinstance(path, (str, Path))
+    folder = Path(path) if one and Path(path).is_dir() else None
+    manifest, faults = _read_manifest(folder, verify) if folder else ({}, [])
+    files = ([folder / f["name"] for f in manifest.get("files", []) if f["name"].startswith("blocks_")] if folder
+             else [Path(path)] if one else [Path(p) for p in path])
+    files = [f for f in files if f.exists() or not folder]
+    if not files:
+        return None, faults or [Fault(str(path), None, None, "holds no log files (blocks_<workload>.jsonl.gz)")]
+    columns, found = read_columns(files, arms=tuple(manifest["arms"]) if manifest.get("arms") else None,
+                                  draft_len=manifest.get("draft_len"), named=folder is not None,
+                                  path_arm=manifest.get("path_arm"))
+    faults = faults + found
+    for note in columns.notes:
+        warnings.warn(note, LogWarning, stacklevel=4)
+    if not len(columns.position):
+        return None, faults or [Fault(str(files[0]), None, None, "is empty: it holds no record; collect it again")]
+    return _position_log(columns, folder or files[0], manifest, _hash(files)), faults
+
+
+def _hash(files: list[Path]) -> str:
+    """SHA-256 over the hashes of the log files, in their order."""
+    return sha256_of("".join(sha256_of(f.read_bytes()) for f in files).encode())
+
+
+def _position_log(columns: Columns, path: Path, manifest: dict, digest: str) -> PositionLog:
+    draft_len = manifest.get("draft_len", max(int(columns.proposed.max()), 0))
+    run = manifest.get("run") or re.sub(r"\.jsonl(\.gz)?$", "", path.name)
+    table = path / "requests.jsonl.gz"
+    return PositionLog(
+        columns.arms, draft_len, columns.workloads, columns.requests, columns.workload, columns.starts, columns.proposed,
+        columns.accepted, columns.on_path, columns.position, columns.remaining, columns.context, columns.stats,
+        columns.source, columns.complete, run, manifest.get("label", "MEASURED"), columns.path_arm, digest,
+        _read_table(table) if manifest and table.exists() else None, manifest)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """The request table of a run folder."""
+    try:
+        return pd.DataFrame([json.loads(line) for line in read_text(path).splitlines() if line.strip()])
+    except ValueError as error:
+        raise LogError(f"{path}: is not a table of JSON lines ({error}); collect it again") from None
+
+
+def _read_manifest(folder: Path, verify: bool) -> tuple[dict, list[Fault]]:
+    """The manifest of a run folder and its faults: unreadable, another schema, files missing, changed or not listed."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise LogError(f"{folder}: manifest.json is missing, so this is no finished run; "
+                       "finish it with `specsel collect` or name the .jsonl.gz files themselves")
+    try:
+        manifest = json.loads(read_text(path))
+        wrong = [k for k, kind in MANIFEST.items() if not isinstance(manifest.get(k), kind)]
+    except (ValueError, AttributeError) as error:
+        raise LogError(f"{path}: is not a JSON object ({error}); restore it or collect the run again") from None
+    if wrong or manifest["schema"] != SCHEMA or manifest["label"] not in ("MEASURED", "SIM"):
+        name = wrong[0] if wrong else "schema" if manifest["schema"] != SCHEMA else "label"
+        raise LogError(f"{path}: field '{name}' is {json.dumps(manifest.get(name))}; "
+                       f"expected a manifest of schema {SCHEMA} with {', '.join(MANIFEST)}")
+    listed = {entry["name"]: entry for entry in manifest["files"]}
+    faults = [Fault(str(folder / f.name), None, None, "is not listed in manifest.json; remove it or collect the run again")
+              for f in sorted(folder.glob("blocks_*.jsonl*")) if f.name not in listed]
+    return manifest, faults + [f for entry in listed.values() if (f := _file_fault(folder, entry, verify))]
+
+
+MANIFEST = {"schema": int, "label": str, "arms": list, "draft_len": int, "files": list}
+
+
+def _file_fault(folder: Path, entry: dict, verify: bool) -> Fault | None:
+    """What is wrong with a file that the manifest lists, if anything."""
+    path = folder / entry["name"]
+    if not path.is_file():
+        return Fault(str(path), None, None, "is missing, but manifest.json lists it; restore it or collect the run again")
+    if not verify:
+        return None
+    if (found := sha256_of(path.read_bytes())) != entry["sha256"]:
+        return Fault(str(path), None, "sha256", f"is {found[:12]}..., but manifest.json says {str(entry['sha256'])[:12]}...: "
+                     "the file was changed after collection; restore it or collect the run again")
+    lines = file_entry(path)["lines"]
+    return None if lines == entry["lines"] else Fault(
+        str(path), None, "lines", f"is {entry['lines']} in manifest.json, but the file has {lines}; collect the run again")
+
+
+# ---- writing
+
+
+def log_rows(log: PositionLog, workload: int) -> Iterable[dict]:
+    """The records of one workload, in the order of the log; fields that an arm nowhere has are left out."""
+    kept = [[n for n, v in log.stats.items() if not np.isnan(v[:, k]).all()] for k in range(log.n_arms)]
+    whole = [(n, v.astype(object)) for n, v in (("proposed", log.proposed), ("accepted", log.accepted))]
+    for request in np.flatnonzero(log.workload == workload):
+        for row in range(log.starts[request], log.starts[request + 1]):
+            asked = log.proposed[row] >= 0
+            arms = {name: {n: v[row, k] if asked[k] else None for n, v in whole}
+                    | {n: _number(n, log.stats[n][row, k]) for n in kept[k]} for k, name in enumerate(log.arms)}
+            if log.source is not None:
+                arms = {n: a if s < 0 else a | {"source": log.arms[s]} for (n, a), s in zip(arms.items(), log.source[row])}
+            yield {"workload": log.workloads[workload], "request": log.requests[request],
+                   "position": log.position[row], "remaining": log.remaining[row], "on_path": log.on_path[row],
+                   "context": {n: _number(n, v[row]) for n, v in log.context.items()}, "arms": arms}
+
+
+def _number(name: str, value: float) -> float | int:
+    """Match lengths are whole numbers in a file, everything else is real; nan stays."""
+    return int(value) if name == "match_length" and value == value else value
+
+
+def write_log(folder: str | Path, log: PositionLog, manifest_extra: Mapping | None = None) -> Path:
+    """Write a log as a run folder (one gzip file per workload, request table, manifest); equal logs give equal bytes."""
+    folder = Path(folder)
+    _refuse_existing(folder)
+    names = []
+    for w in sorted(set(log.workload.tolist())):
+        names.append(f"blocks_{log.workloads[w]}.jsonl.gz")
+        write_bytes_atomically(folder / names[-1], gzip_bytes(b"".join(map(encode_row, log_rows(log, w)))))
+    if log.request_table is not None:
+        names.append("requests.jsonl.gz")
+        text = log.request_table.to_json(orient="records", lines=True, force_ascii=False)
+        write_bytes_atomically(folder / names[-1], gzip_bytes(text.encode()))
+    manifest = {**log.manifest, "schema": SCHEMA, "label": log.label, "run": log.run, "arms": list(log.arms),
+                "path_arm": log.path_arm, "draft_len": log.draft_len, **(manifest_extra or {}),
+                "files": [file_entry(folder / n) for n in names]}
+    write_bytes_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n")
+    return folder
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise LogError(f"{path}: exists already and was left alone; name a new place or remove it first")
+
+
+def convert(source: str | Path | Iterable[str | Path], target: str | Path) -> Path:
+    """Copy a log into another form: a .jsonl or .jsonl.gz file, else a run folder; several sources are merged."""
+    log, target = read_log(source), Path(target)
+    if not re.search(r"\.jsonl(\.gz)?$", target.name):
+        return write_log(target, log)
+    _refuse_existing(target)
+    data = b"".join(encode_row(row) for w in range(len(log.workloads)) for row in log_rows(log, w))
+    write_bytes_atomically(target, gzip_bytes(data) if target.suffix == ".gz" else data)
+    return target
+
+
+# ---- summary
+
+
+def summary(log: PositionLog) -> dict:
+    """What ``specsel log summary --json`` prints: counts, and per workload and arm the two means (ratios of sums).
+
+    Means are over the blocks of an arm that always runs; on a block-anchored log the accepted means are over the
+    logged blocks and block efficiency is None, because no arm but the logged one could be replayed.
+    """
+    views = [block_view(log, k if log.complete else None) for k in range(log.n_arms)]
+    accepted = [[v.accepted[v.workload_of == w, k] for k, v in enumerate(views)] for w in range(len(log.workloads))]
+    emitted = [[v.emitted[v.workload_of == w, k] for k, v in enumerate(views)] for w in range(len(log.workloads))]
+
+    def means(values: list[list[np.ndarray]]) -> dict:
+        return {w: {a: float(x.sum() / len(x)) if len(x) else None for a, x in zip(log.arms, row)}
+                for w, row in zip(log.workloads, values)}
+
+    table = log.request_table
+    counts = (np.bincount(log.workload, minlength=len(log.workloads)) if table is None
+              else table["workload"].value_counts().reindex(log.workloads, fill_value=0))
+    rows = np.bincount(log.workload, weights=np.diff(log.starts), minlength=len(log.workloads))
+    efficiency = means(emitted) if log.complete else {w: dict.fromkeys(log.arms) for w in log.workloads}
+    return {"run": log.run, "label": log.label, "arms": list(log.arms), "draft_len": log.draft_len,
+            "requests": {w: int(n) for w, n in zip(log.workloads, counts)},
+            "positions": {w: int(n) for w, n in zip(log.workloads, rows)},
+            "mean_accepted": means(accepted), "block_efficiency": efficiency}
