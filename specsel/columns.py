@@ -152,10 +152,16 @@ def _columns(records: list[dict], arms: tuple[str, ...], draft_len: int | None) 
     found |= {f: np.stack([_numbers([d.get(f) for d in arm]) for arm in drafts], axis=1) for f in ARM_STATS}
     given = [r.get("context") or {} for r in records]
     found |= {f"context.{f}": _numbers([c.get(f) for c in given]) for f in CONTEXT if any(f in c for c in given)}
-    found |= {f"has.{f}": np.stack([[f in d for d in arm] for arm in drafts], axis=1) for f in ARM_STATS}
+    found |= {f"has.{f}": np.stack([_has(f, arm) for arm in drafts], axis=1) for f in ARM_STATS}
     codes = {None: -1} | {name: k for k, name in enumerate(arms)}
     found["source"] = np.stack([[codes[d.get("source")] for d in arm] for arm in drafts], axis=1)
     return found if _in_range(found, draft_len) else None
+
+
+def _has(field: str, drafts: list[dict]) -> np.ndarray:
+    """Which of one arm's entries have a field (null counts as having it)?"""
+    kinds = {field in keys for keys in set(map(tuple, drafts))}
+    return np.full(len(drafts), kinds.pop()) if len(kinds) == 1 else np.array([field in d for d in drafts])
 
 
 def _only(values: list, kind: type) -> bool:
