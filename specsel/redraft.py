@@ -1,0 +1,142 @@
+"""What a redraft gains: per-request sums over the blocks of the dominant arm, and the ratios of them.
+
+Let a_d be the dominant arm's count on a block and M the largest count of any arm (original study, section 4). Everything is a
+ratio of per-request sums, so that requests can be resampled. Not handled here: who decides on a redraft (`specsel.selector`).
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from specsel import statistics as st
+from specsel.log import BlockLog, PositionLog, SpecselError, block_view
+from specsel.statistics import Estimate, Statistic, ratio
+
+BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
+
+
+def dominant_blocks(log: PositionLog) -> BlockLog:
+    """The blocks of the dominant arm: the arm that needs the fewest blocks (lowest index on ties), or the only logged path."""
+    if not log.complete:
+        return block_view(log)
+    views = [block_view(log, arm) for arm in range(log.n_arms)]
+    return min(views, key=lambda view: view.n_blocks)
+
+
+def first_arm(blocks: BlockLog) -> int:
+    """Index of the arm whose blocks these are."""
+    if blocks.path_arm not in blocks.arms:
+        raise SpecselError("these blocks belong to no single arm, so no arm drafts first; name one: block_view(log, arm)")
+    return blocks.arms.index(blocks.path_arm)
+
+
+def gains(blocks: BlockLog, *, count: str = "emitted") -> np.ndarray:
+    """(B,) tokens that the best arm has over the dominant one at each block, >= 0; count is "emitted" or "accepted"."""
+    counts = getattr(blocks, count).astype(np.int64)
+    return counts.max(axis=1) - counts[:, first_arm(blocks)]
+
+
+def redraft_sums(blocks: BlockLog, redraft: np.ndarray, *, count: str = "emitted") -> np.ndarray:
+    """(R, 5) per-request sums: the dominant arm's tokens, gain available, gain taken, redrafted blocks, blocks.
+
+    redraft (B,) bool says which blocks are redrafted; the ratios below are functions of these sums (last axis).
+    """
+    gain, redraft = gains(blocks, count=count), np.asarray(redraft, dtype=bool)
+    base = getattr(blocks, count)[:, first_arm(blocks)]
+    columns = (base, gain, gain * redraft, redraft, np.ones(len(gain)))
+    return st.request_sums(np.stack(columns, axis=1), blocks.request_of, len(blocks.requests))
+
+
+def oracle_gap(sums: np.ndarray) -> np.ndarray:
+    """G: gain available / tokens of the dominant arm (mean best / mean dominant - 1).
+
+    >>> float(oracle_gap(np.array([10., 6., 3., 4., 8.])))
+    0.6
+    """
+    return ratio(sums[..., GAIN], sums[..., BASE])
+
+
+def capture(sums: np.ndarray) -> np.ndarray:
+    """c: gain on redrafted blocks / gain on all blocks; nan when no block has a gain.
+
+    >>> float(capture(np.array([10., 6., 3., 4., 8.])))
+    0.5
+    """
+    return ratio(sums[..., TAKEN], sums[..., GAIN])
+
+
+def redraft_rate(sums: np.ndarray) -> np.ndarray:
+    """r: redrafted blocks / blocks.
+
+    >>> float(redraft_rate(np.array([10., 6., 3., 4., 8.])))
+    0.5
+    """
+    return ratio(sums[..., REDRAFTED], sums[..., BLOCKS])
+
+
+def skill(sums: np.ndarray) -> np.ndarray:
+    """c / r: redrafting at random has skill 1; nan when nothing is redrafted or nothing can be gained.
+
+    >>> float(skill(np.array([10., 6., 3., 4., 16.])))
+    2.0
+    """
+    return ratio(sums[..., TAKEN] * sums[..., BLOCKS], sums[..., GAIN] * sums[..., REDRAFTED])
+
+
+def token_gain(sums: np.ndarray) -> np.ndarray:
+    """c x G: gain taken / tokens of the dominant arm.
+
+    >>> float(token_gain(np.array([10., 6., 3., 4., 8.])))
+    0.3
+    """
+    return ratio(sums[..., TAKEN], sums[..., BASE])
+
+
+def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray, *, strata: np.ndarray | None,
+                   rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
+                   columns: Mapping[Hashable, Any] | None = None, null: Mapping[Hashable, float] | None = None) -> dict[Hashable, Estimate]:
+    """`bootstrap_requests` for many statistics of the same sums (R, *S), from one set of resamples: all of them are paired.
+
+    columns: name -> index into S that this statistic sees (default: everything); null: name -> value, the Estimate of that
+    statistic gets the two-sided bootstrap p-value of being equal to it.
+    """
+    totals, kept = np.asarray(totals, dtype=float), []
+    codes = np.zeros(len(totals), dtype=int) if strata is None else np.unique(strata, return_inverse=True)[1]
+
+    def keep(sums: np.ndarray) -> np.ndarray:
+        kept.append(sums)
+        return np.zeros(len(sums))
+
+    if len(totals):
+        st._resample(keep, totals, np.ones(len(totals), dtype=int), codes, rng, n_resamples)
+    sums = np.concatenate(kept) if kept else np.zeros((0, *totals.shape[1:]))
+    seed = rng.bit_generator.seed_seq.entropy
+    frame = {"level": level, "n": len(totals), "n_resamples": n_resamples, "seed": seed if isinstance(seed, int) else None}
+    found = {}
+    for name, statistic in statistics.items():
+        at = (columns or {}).get(name, Ellipsis)
+        at = (slice(None), *at) if isinstance(at, tuple) else (slice(None), at)
+        found[name] = _estimate(statistic, totals[at], sums[at], codes, frame, (null or {}).get(name))
+    return found
+
+
+def _estimate(statistic: Statistic, totals: np.ndarray, sums: np.ndarray, codes: np.ndarray, frame: dict, null: float | None) -> Estimate:
+    """One statistic of resampled sums that are there already."""
+    with np.errstate(all="ignore"):
+        value = float(np.ravel(statistic(totals.sum(axis=0)[None]))[0])
+        if not math.isfinite(value):
+            return Estimate(None, None, None, method="undefined: the denominator is 0", **frame)
+        if np.bincount(codes).max() < 2:
+            return Estimate(value, None, None, method="undefined: one request has no spread", **frame)
+        drawn = np.broadcast_to(statistic(sums), (len(sums),)).astype(float)
+        kept = drawn[np.isfinite(drawn)]
+        if not len(kept):
+            return Estimate(value, None, None, method="undefined: no resample has a value", **frame)
+        counts = np.ones(len(totals), dtype=int)
+        shape = st._bca_shape(statistic, totals, counts, codes, kept, value) if len(totals) >= st.SMALLEST_BCA else None
+    low, high, method = st._limits(kept, shape, value, frame["level"])
+    return Estimate(value, low, high, method=method, dropped=len(drawn) - len(kept),
+                    p=None if null is None else st._p_value(kept - null), **frame)
