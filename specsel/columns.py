@@ -72,9 +72,10 @@ class _Reader:
             if columns is None:
                 lines, records = self.judge(name, lines, records)
                 columns = self.columns(records) if records else None
-            if columns is None:
-                continue
-            self.add(columns, records, lines, number, workload, name)
+            if columns is not None:
+                self.add(columns, records, lines, number, workload, name)
+            elif records:  # never in silence, should the two ways to judge a record ever differ
+                self.faults.append(Fault(name, lines[0], None, "starts lines that cannot be read as records"))
 
     def judge(self, name: str, lines: list[int], records: list) -> tuple[list[int], list[dict]]:
         """The records without fault; the faults of the others are noted. The first good record settles the arms."""
@@ -141,8 +142,8 @@ def _columns(records: list[dict], arms: tuple[str, ...], draft_len: int | None) 
     versions = [r[f] for r in records for f in ("schema", "schema_version") if f in r]
     if (not _only(fields["workload"], str) or not _only(fields["request"], str) or not _only(fields["on_path"], bool)
             or not all(fields["workload"]) or not all(fields["request"])
-            or not _only(versions, int) or set(versions) - {SCHEMA}
-            or set(map(len, fields["arms"])) != {len(arms)} or len(set(arms)) != len(arms)):
+            or not set(map(type, versions)) <= {int, float} or set(versions) - {SCHEMA}
+            or set(map(len, fields["arms"])) != {len(arms)}):
         return None
     drafts = [[entry[name] for entry in fields["arms"]] for name in arms]
     found = {f: _numbers(fields[f]) for f in ("position", "remaining")}
@@ -150,7 +151,9 @@ def _columns(records: list[dict], arms: tuple[str, ...], draft_len: int | None) 
     found |= {f: np.stack([_numbers([d[f] for d in arm] if f == "proposed" else [d.get(f) for d in arm])
                            for arm in drafts], axis=1) for f in ("proposed", "accepted")}
     found |= {f: np.stack([_numbers([d.get(f) for d in arm]) for arm in drafts], axis=1) for f in ARM_STATS}
-    given = [r.get("context") or {} for r in records]
+    given = [{} if r.get("context") is None else r["context"] for r in records]
+    if not _only(given, dict):
+        return None
     found |= {f"context.{f}": _numbers([c.get(f) for c in given]) for f in CONTEXT if any(f in c for c in given)}
     found |= {f"has.{f}": np.stack([_has(f, arm) for arm in drafts], axis=1) for f in ARM_STATS}
     codes = {None: -1} | {name: k for k, name in enumerate(arms)}
@@ -194,7 +197,7 @@ def _in_range(c: dict[str, np.ndarray], draft_len: int | None) -> bool:
 
 
 def _whole(values: np.ndarray, least: int) -> bool:
-    return bool(((values >= least) & (values <= LARGEST["position"]) & (values % 1 == 0)).all())
+    return bool(((values >= least) & (values <= LARGEST["position"]) & (values == np.floor(values))).all())
 
 
 # ---- checks that need several records

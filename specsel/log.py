@@ -219,7 +219,9 @@ def _read(path, verify: bool) -> tuple[PositionLog | None, list[Fault]]:
         warnings.warn(note, LogWarning, stacklevel=4)
     if not len(columns.position):
         return None, faults or [Fault(str(files[0]), None, None, "is empty: it holds no record; collect it again")]
-    return _position_log(columns, folder or files[0], manifest, _hash(files)), faults
+    listed = folder / "requests.jsonl.gz" if folder else None
+    sound = listed is not None and listed.exists() and str(listed) not in {f.file for f in faults}
+    return _position_log(columns, folder or files[0], manifest, _hash(files), _read_table(listed) if sound else None), faults
 
 
 def _hash(files: list[Path]) -> str:
@@ -227,15 +229,13 @@ def _hash(files: list[Path]) -> str:
     return sha256_of("".join(sha256_of(f.read_bytes()) for f in files).encode())
 
 
-def _position_log(columns: Columns, path: Path, manifest: dict, digest: str) -> PositionLog:
+def _position_log(columns: Columns, path: Path, manifest: dict, digest: str, table: pd.DataFrame | None) -> PositionLog:
     draft_len = manifest.get("draft_len", max(int(columns.proposed.max()), 0))
     run = manifest.get("run") or re.sub(r"\.jsonl(\.gz)?$", "", path.name)
-    table = path / "requests.jsonl.gz"
     return PositionLog(
         columns.arms, draft_len, columns.workloads, columns.requests, columns.workload, columns.starts, columns.proposed,
         columns.accepted, columns.on_path, columns.position, columns.remaining, columns.context, columns.stats,
-        columns.source, columns.complete, run, manifest.get("label", "MEASURED"), columns.path_arm, digest,
-        _read_table(table) if manifest and table.exists() else None, manifest)
+        columns.source, columns.complete, run, manifest.get("label", "MEASURED"), columns.path_arm, digest, table, manifest)
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -255,6 +255,7 @@ def _read_manifest(folder: Path, verify: bool) -> tuple[dict, list[Fault]]:
     try:
         manifest = json.loads(read_text(path))
         wrong = [k for k, kind in MANIFEST.items() if not isinstance(manifest.get(k), kind)]
+        wrong += ["arms"] if not wrong and len(set(manifest["arms"])) != len(manifest["arms"]) else []
     except (ValueError, AttributeError) as error:
         raise LogError(f"{path}: is not a JSON object ({error}); restore it or collect the run again") from None
     if wrong or manifest["schema"] != SCHEMA or manifest["label"] not in ("MEASURED", "SIM"):

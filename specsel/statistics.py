@@ -72,7 +72,7 @@ def request_sums(values: np.ndarray, request_of: np.ndarray, n_requests: int) ->
     >>> request_sums(np.array([3, 1, 2]), np.array([0, 0, 2]), 3)
     array([4., 0., 2.])
     """
-    columns = values.reshape(len(values), -1).T
+    columns = values.reshape(len(values), math.prod(values.shape[1:])).T
     sums = [np.bincount(request_of, weights=c, minlength=n_requests) for c in columns]
     return np.stack(sums, axis=1).reshape(n_requests, *values.shape[1:])
 
@@ -96,8 +96,8 @@ def bootstrap_rows(statistic: Statistic, rows: np.ndarray, *, strata: np.ndarray
     """
     rows = np.asarray(rows, dtype=float)
     group = np.zeros(len(rows)) if strata is None else strata
-    table = np.column_stack([group, rows.reshape(len(rows), -1)])
-    distinct, counts = np.unique(table, axis=0, return_counts=True) if len(rows) else (table, np.zeros(0, dtype=int))
+    table = np.column_stack([group, rows.reshape(len(rows), math.prod(rows.shape[1:]))])
+    distinct, counts = np.unique(table, axis=0, return_counts=True)
     return _bootstrap(statistic, distinct[:, 1:].reshape(-1, *rows.shape[1:]), counts, distinct[:, 0], rng,
                       (n_resamples, level, method))
 
@@ -172,7 +172,7 @@ def _check(values: np.ndarray, strata: np.ndarray | None, options: tuple[int, fl
 def _resample(statistic: Statistic, values: np.ndarray, counts: np.ndarray, codes: np.ndarray, rng: np.random.Generator,
               n_resamples: int) -> np.ndarray:
     """(n_resamples,) values of the statistic; units are drawn with replacement within every stratum."""
-    flat = values.reshape(len(values), -1)
+    flat = values.reshape(len(values), math.prod(values.shape[1:]))
     groups = [np.flatnonzero(codes == g) for g in range(codes.max() + 1)]
     batch = max(1, BATCH // max(len(values), 1))
     drawn = []

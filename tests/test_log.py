@@ -1,0 +1,421 @@
+"""Reading and writing position logs: what is accepted, what is refused, and that every fault is named."""
+
+import gzip
+import json
+import shutil
+import warnings
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsel.log import (
+    LogError, LogWarning, block_view, convert, read_log, require_complete, summary, validate, write_log,
+)
+from specsel.records import encode_row, gzip_bytes
+
+CASES = Path(__file__).parent / "cases"
+GOLDEN = CASES / "golden_small.jsonl"
+EXPECTED = json.loads((CASES / "expected.json").read_text())
+RECORDS = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
+
+
+def lines(records) -> bytes:
+    return b"".join(json.dumps(r).encode() + b"\n" for r in records)
+
+
+def same(a, b) -> bool:
+    """Do two logs hold the same rows (names of run and files aside)?"""
+    def equal(x, y):
+        if isinstance(x, dict):
+            return x.keys() == y.keys() and all(equal(x[k], y[k]) for k in x)
+        if isinstance(x, np.ndarray):
+            return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
+        return x == y
+    apart = ("run", "sha256", "request_table", "manifest")
+    return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name not in apart)
+
+
+def changed(number: int, path: str, value) -> list[dict]:
+    """The golden records with one field of line ``number`` set."""
+    records = json.loads(json.dumps(RECORDS))
+    *folders, last = path.split(".")
+    inner = records[number - 1]
+    for name in folders:
+        inner = inner[name]
+    inner[last] = value
+    return records
+
+
+@pytest.fixture
+def golden():
+    return read_log(GOLDEN)
+
+
+@pytest.fixture
+def run(tmp_path, golden):
+    """A run folder with the golden log and a request table."""
+    table = pd.DataFrame({"workload": ["chat", "code"], "request": ["chat/0", "code/0"], "category": ["real:a", "task:b"],
+                          "looping": [True, False]})
+    return write_log(tmp_path / "run", replace(golden, request_table=table), {"target": {"name": "tiny"}})
+
+
+# ---- what is read
+
+
+def test_golden_log_gives_the_counts_derived_by_hand(golden):
+    """11, 12, 13 and 17 blocks: the table of expected.json, which can be checked on paper."""
+    expected = EXPECTED["golden_small.jsonl"]
+    assert (golden.n_positions, golden.n_requests, golden.n_arms, golden.draft_len) == (21, 2, 4, 7)
+    assert {a: block_view(golden, k).n_blocks for k, a in enumerate(golden.arms)} == expected["blocks_fixed"]
+    assert golden.complete and golden.path_arm == "dflash" and golden.on_path.sum() == expected["on_path_blocks"]
+    assert np.array_equal(np.flatnonzero(golden.on_path), block_view(golden).rows)
+    run = expected["dflash_run"]
+    assert block_view(golden).accepted[:, 0].sum() == run["sum_accepted"]
+
+
+def test_emitted_counts_the_bonus_and_stops_at_the_end(golden):
+    """accepted + 1, but never more than what is left; summed along an arm's blocks it is every token."""
+    assert (golden.emitted <= golden.remaining[:, None]).all() and golden.emitted.min() == 1
+    for k in range(golden.n_arms):
+        assert block_view(golden, k).emitted[:, k].sum() == EXPECTED["golden_small.jsonl"]["tokens"]
+
+
+@pytest.mark.parametrize("name", ["no_final_newline.jsonl", "bom_crlf.jsonl", "two_members.jsonl.gz"])
+def test_the_form_of_a_file_does_not_matter(name, golden):
+    assert validate(CASES / name) == [] and same(read_log(CASES / name), golden)
+
+
+@given(st.permutations(range(21)))
+def test_any_line_order_gives_the_same_log(tmp_path_factory, order):
+    path = tmp_path_factory.mktemp("order") / "log.jsonl"
+    path.write_bytes(lines(RECORDS[i] for i in order))
+    assert same(read_log(path), read_log(GOLDEN))
+
+
+def test_several_files_are_one_log(tmp_path, golden):
+    """Shards of one request may lie in different files; the workload of the first file comes first."""
+    (tmp_path / "a.jsonl").write_bytes(lines(RECORDS[::2]))
+    (tmp_path / "b.jsonl").write_bytes(lines(RECORDS[1::2]))
+    log = read_log([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert same(log, golden)
+    with pytest.raises(LogError, match="missing"):
+        read_log(tmp_path / "a.jsonl")
+
+
+def test_one_request_name_in_two_workloads_is_two_requests(tmp_path):
+    records = RECORDS[:12] + [r | {"workload": "chat", "request": "code/0"} for r in RECORDS[12:]]
+    (tmp_path / "log.jsonl").write_bytes(lines(records))
+    log = read_log(tmp_path / "log.jsonl")
+    assert log.requests == ("code/0", "code/0") and log.workloads == ("chat", "code") and log.complete
+
+
+def test_identical_repeats_are_read_once_and_told(golden):
+    path = CASES / "duplicates_identical.jsonl"
+    assert [f.line for f in validate(path)] == [6, 23, 24, 25]
+    with pytest.warns(LogWarning, match="4 identical repeats"):
+        assert same(read_log(path), golden)
+
+
+def test_unknown_fields_are_ignored_and_told(tmp_path, golden):
+    (tmp_path / "log.jsonl").write_bytes(lines([r | {"t_verify_ms": 12.5} for r in RECORDS]))
+    with pytest.warns(LogWarning, match="unknown field 't_verify_ms'"):
+        assert same(read_log(tmp_path / "log.jsonl"), golden)
+
+
+def test_a_clean_log_is_read_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_log(GOLDEN)
+
+
+def test_missing_statistics_are_missing_and_not_zero(golden):
+    assert np.isnan(golden.stats["conf_mean"][:, golden.arms.index("ngram")]).all()
+    assert np.isfinite(golden.stats["conf_mean"][:, 0]).all() and golden.context == {}
+    assert np.isnan(golden.stats["match_length"]).all() and golden.source is None
+
+
+def test_not_asked_is_not_the_same_as_no_draft(tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(lines(changed(3, "arms.ngram", {"proposed": None, "accepted": None})))
+    log = read_log(tmp_path / "log.jsonl")
+    k, row = log.arms.index("ngram"), 9 + 2  # chat/0 has nine positions and comes first
+    assert log.proposed[row, k] == -1 and log.accepted[row, k] == 0 and (np.delete(log.proposed[:, k], row) >= 0).all()
+    assert json.loads(encode_row(next(r for r in _rows(log) if r["position"] == 2)))["arms"]["ngram"]["proposed"] is None
+
+
+def _rows(log):
+    from specsel.log import log_rows
+    return list(log_rows(log, log.workloads.index("code")))
+
+
+def test_the_arm_behind_a_composite_draft_is_kept(tmp_path):
+    records = json.loads(json.dumps(RECORDS))
+    for r in records:
+        r["arms"]["cascade"]["source"] = "dflash" if r["position"] % 2 else "ngram"
+    (tmp_path / "log.jsonl").write_bytes(lines(records))
+    log = read_log(tmp_path / "log.jsonl")
+    cascade = log.arms.index("cascade")
+    assert np.array_equal(log.source[:, cascade], np.where(log.position % 2, 0, log.arms.index("ngram")))
+    assert (np.delete(log.source, cascade, axis=1) == -1).all()
+    assert same(log, read_log(convert(tmp_path / "log.jsonl", tmp_path / "copy.jsonl.gz")))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(("name", "where"), [
+    ("truncated_last_line.jsonl", {20, 21}), ("resume_gap.jsonl", {16}), ("nan_infinity.jsonl", {1, 2, 3, 4}),
+    ("interleaved_writers.jsonl", {3, 4, 6, 7}), ("mixed_schema.jsonl", set(range(1, 22))), ("truncated.jsonl.gz", {None}),
+])
+def test_damaged_files_are_refused_with_file_and_line(name, where):
+    """Line numbers from expected.json; line 20, 16 and 3 are the last records before a gap."""
+    faults = validate(CASES / name)
+    assert {f.line for f in faults} == where and all(name in f.file for f in faults)
+    with pytest.raises(LogError, match=name) as caught:
+        read_log(CASES / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_faults_say_what_is_lost():
+    assert "is cut short" in validate(CASES / "truncated_last_line.jsonl")[1].message
+    assert "'chat/0' are missing" in validate(CASES / "truncated_last_line.jsonl")[0].message
+    assert "cut short" in validate(CASES / "truncated.jsonl.gz")[0].message
+    found = {(f.field, f.message[:12]) for f in validate(CASES / "mixed_schema.jsonl")}
+    assert ("schema_version", "is 99, but t") in found and any(f == "on_path" for f, _ in found)
+    assert [f.field for f in validate(CASES / "nan_infinity.jsonl")] == [
+        "arms.ngram.conf_mean", "arms.eagle.ent_mean", "arms.eagle.conf_min", "arms.dflash.conf_first"]
+
+
+@pytest.mark.parametrize("case", json.loads((CASES / "bad_counts.json").read_text()), ids=lambda c: c["name"])
+def test_impossible_counts_are_refused_where_they_stand(case, tmp_path):
+    """Each record takes the place of its position in the golden log; the fault is on that line or it is legal."""
+    records = list(RECORDS)
+    position = case["record"]["position"] if isinstance(case["record"], dict) else 2
+    records[position] = case["record"]
+    (tmp_path / "log.jsonl").write_bytes(lines(records))
+    faults = validate(tmp_path / "log.jsonl")
+    assert (faults == []) == case["legal"], [str(f) for f in faults]
+    assert case["legal"] or position + 1 in {f.line for f in faults}
+
+
+@pytest.mark.parametrize(("path", "value", "part"), [
+    ("arms.dflash.accepted", 9, "above proposed"), ("remaining", 9, "ends 12 tokens after its start"),
+    ("position", 20, "ends 12 tokens"), ("arms", {"dflash": {"proposed": 1, "accepted": 0}}, "is missing"),
+    ("arms.medusa", {"proposed": 1, "accepted": 0}, "unknown arm"), ("schema", 2, "reads schema 1 only"),
+    ("workload", None, "expected a name"),
+])
+def test_one_broken_field_in_a_log_is_named_by_line_and_field(path, value, part, tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(lines(changed(3, path, value)))
+    faults = validate(tmp_path / "log.jsonl")
+    assert any(f.line == 3 and part in f.message for f in faults), [str(f) for f in faults]
+
+
+def test_contradicting_repeats_are_refused(tmp_path):
+    other = changed(5, "arms.dflash.accepted", 1)[4]
+    (tmp_path / "log.jsonl").write_bytes(lines([*RECORDS, other]))
+    (fault,) = validate(tmp_path / "log.jsonl")
+    assert fault.line == 22 and "contradicts line 5" in fault.message
+    with pytest.raises(LogError, match="contradicts"):
+        read_log(tmp_path / "log.jsonl")
+
+
+def test_all_faults_are_named_and_not_only_the_first(tmp_path):
+    records = changed(3, "arms.eagle.accepted", -1)
+    records[6]["on_path"], records[8]["remaining"], records[10]["request"] = 1, 2, ""
+    (tmp_path / "log.jsonl").write_bytes(lines(records) + b'{"torn":')
+    assert {f.line for f in validate(tmp_path / "log.jsonl")} >= {3, 7, 9, 11, 22}
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", gzip_bytes(b"")])
+def test_an_empty_file_is_an_error_and_not_an_empty_result(tmp_path, data):
+    (tmp_path / "log.jsonl").write_bytes(data)
+    assert "is empty" in validate(tmp_path / "log.jsonl")[0].message
+    with pytest.raises(LogError, match="is empty"):
+        read_log(tmp_path / "log.jsonl")
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(LogError, match="nowhere.jsonl"):
+        read_log(tmp_path / "nowhere.jsonl")
+    assert "nowhere" in str(validate(tmp_path / "nowhere")[0])
+
+
+@given(st.sets(st.integers(0, 20), min_size=1, max_size=8))
+def test_a_gap_is_never_read_as_a_shorter_request(tmp_path_factory, lost):
+    """Whatever lines are lost, the log is refused, unless whole requests or exactly the off-path rows are gone."""
+    kept = [r for i, r in enumerate(RECORDS) if i not in lost]
+    path = tmp_path_factory.mktemp("gap") / "log.jsonl"
+    path.write_bytes(lines(kept))
+    whole = all(sum(r["request"] == name for r in kept) in (0, size) for name, size in (("code/0", 12), ("chat/0", 9)))
+    anchored = {i for i, r in enumerate(RECORDS) if not r["on_path"]} == lost
+    assert bool(validate(path)) != (whole or anchored)
+
+
+# ---- block-anchored logs
+
+
+def test_block_anchored_logs_allow_gaps_and_refuse_replay():
+    log = read_log(CASES / "anchored_only.jsonl")
+    assert not log.complete and log.path_arm == "dflash"
+    blocks = block_view(log)
+    assert blocks.n_blocks == 11
+    gap = blocks.accepted.max(axis=1).sum() / blocks.accepted[:, 0].sum() - 1
+    assert gap == pytest.approx(EXPECTED["anchored_only.jsonl"]["oracle_gap_on_path"])
+    with pytest.raises(LogError, match="block-anchored"):
+        require_complete(log)
+    with pytest.raises(LogError, match="block-anchored"):
+        block_view(log, 1)
+    assert set(summary(log)["block_efficiency"]["code"].values()) == {None}
+
+
+def test_a_block_anchored_log_equals_the_block_view_of_the_complete_one(golden):
+    anchored, complete = block_view(read_log(CASES / "anchored_only.jsonl")), block_view(golden)
+    for name in ("accepted", "emitted", "proposed", "request_of"):
+        assert np.array_equal(getattr(anchored, name), getattr(complete, name)), name
+
+
+def test_an_anchored_log_with_a_lost_block_is_refused(tmp_path):
+    rows = (CASES / "anchored_only.jsonl").read_text().splitlines()
+    for lost in range(len(rows)):
+        (tmp_path / "log.jsonl").write_text("\n".join(rows[:lost] + rows[lost + 1:]))
+        assert validate(tmp_path / "log.jsonl"), f"block {lost} is lost and nobody notices"
+
+
+# ---- run folders
+
+
+def test_a_run_folder_reads_back_as_it_was_written(run, golden):
+    log = read_log(run)
+    assert same(log, golden) and log.manifest["target"] == {"name": "tiny"} and len(log.sha256) == 64
+    assert log.looping.tolist() == [True, False] and log.request_column("category").tolist() == ["real:a", "task:b"]
+    assert golden.looping is None and log.request_column("nothing") is None
+
+
+def test_equal_logs_give_equal_bytes(run, tmp_path):
+    other = write_log(tmp_path / "other", read_log(run))
+    assert {p.name: p.read_bytes() for p in run.iterdir()} == {p.name: p.read_bytes() for p in other.iterdir()}
+
+
+def test_every_shipped_line_is_strict_json(run):
+    def refuse(word):
+        raise AssertionError(word)
+    for path in run.glob("*.jsonl.gz"):
+        for line in gzip.decompress(path.read_bytes()).splitlines():
+            json.loads(line, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("name", ["blocks_chat.jsonl.gz", "blocks_code.jsonl.gz", "requests.jsonl.gz"])
+def test_one_changed_byte_or_a_deleted_file_is_named(run, name):
+    data = bytearray((run / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (run / name).write_bytes(bytes(data))
+    with pytest.raises(LogError, match=f"{name}.*manifest.json says"):
+        read_log(run)
+    (run / name).unlink()
+    with pytest.raises(LogError, match=f"{name}: is missing"):
+        read_log(run)
+
+
+def rewrite(run, records, name="blocks_code.jsonl.gz", **manifest):
+    """Replace a log file and bring the manifest's hashes up to date."""
+    from specsel.log import file_entry
+    (run / name).write_bytes(gzip_bytes(lines(records)))
+    old = json.loads((run / "manifest.json").read_text())
+    old["files"] = [file_entry(run / f["name"]) for f in old["files"]]
+    (run / "manifest.json").write_text(json.dumps(old | manifest))
+
+
+@pytest.mark.parametrize(("path", "value", "field", "part"), [
+    ("workload", "chat", "workload", "in the file of workload 'code'"), ("on_path", False, "on_path", "but a block of dflash"),
+    ("arms.dflash.proposed", 8, "arms.dflash.proposed", "above the draft length 7"),
+])
+def test_records_must_fit_the_manifest(run, path, value, field, part):
+    rewrite(run, changed(1, path, value)[:12])
+    faults = validate(run)
+    assert any(f.field == field and part in f.message and f.line == 1 for f in faults), [str(f) for f in faults]
+
+
+def test_arms_must_be_those_of_the_manifest(run):
+    rewrite(run, RECORDS[:12], arms=["dflash", "eagle", "cascade", "medusa"])
+    assert {f.field for f in validate(run)} >= {"arms.ngram", "arms.medusa"}
+
+
+@pytest.mark.parametrize(("change", "part"), [
+    ({"schema": 2}, "'schema' is 2"), ({"label": "REPORTED"}, "'label'"), ({"files": None}, "'files'"),
+    ({"arms": ["a", "a"]}, "'arms'")])
+def test_another_manifest_is_refused(run, change, part):
+    rewrite(run, RECORDS[:12], **change)
+    with pytest.raises(LogError, match=part):
+        read_log(run)
+
+
+def test_line_counts_are_checked(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["files"][0]["lines"] += 1
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert [f.field for f in validate(run)] == ["lines"]
+
+
+def test_a_folder_without_manifest_or_with_extra_logs_is_refused(run, tmp_path):
+    shutil.copy(run / "blocks_chat.jsonl.gz", run / "blocks_extra.jsonl.gz")
+    with pytest.raises(LogError, match="blocks_extra.*not listed"):
+        read_log(run)
+    (run / "manifest.json").unlink()
+    with pytest.raises(LogError, match="manifest.json is missing"):
+        read_log(run)
+    (run / "manifest.json").write_text("[1]")
+    with pytest.raises(LogError, match="not a JSON object"):
+        read_log(run)
+
+
+def test_hashes_can_be_skipped_but_faults_cannot(run):
+    (run / "blocks_code.jsonl.gz").write_bytes(gzip.compress(lines(RECORDS[:12]), 1))
+    assert same(read_log(run, verify=False), read_log(GOLDEN))
+    (run / "blocks_code.jsonl.gz").write_bytes(gzip_bytes(lines(changed(2, "arms.eagle.accepted", -3)[:12])))
+    with pytest.raises(LogError, match="line 2"):
+        read_log(run, verify=False)
+
+
+# ---- the rest
+
+
+def test_conversions_lose_nothing(run, tmp_path, golden):
+    for name in ("copy.jsonl", "copy.jsonl.gz", "folder"):
+        assert same(read_log(convert(run, tmp_path / name)), golden)
+        with pytest.raises(LogError, match="exists already"):
+            convert(run, tmp_path / name)
+    with pytest.raises(LogError):
+        convert(CASES / "resume_gap.jsonl", tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_select_keeps_whole_requests(golden):
+    chat, both = golden.select(np.array([True, False])), golden.select(np.array([1, 0]))
+    assert chat.requests == ("chat/0",) and chat.n_positions == 9 and chat.starts.tolist() == [0, 9]
+    assert both.requests == ("code/0", "chat/0") and both.starts.tolist() == [0, 12, 21]
+    assert np.array_equal(both.accepted[12:], golden.accepted[:9]) and both.request_of[12] == 1
+    assert same(both.select(np.array([1, 0])), golden)
+    assert block_view(both).n_blocks == 11
+
+
+def test_summary_recomputes_from_its_columns(golden):
+    """Ratios of sums: block efficiency times blocks is the number of tokens."""
+    found = summary(golden)
+    assert found["requests"] == {"chat": 1, "code": 1} and found["positions"] == {"chat": 9, "code": 12}
+    assert list(found) == ["run", "label", "arms", "draft_len", "requests", "positions", "mean_accepted", "block_efficiency"]
+    blocks = {a: sum(found["positions"][w] / found["block_efficiency"][w][a] for w in golden.workloads) for a in golden.arms}
+    assert blocks == pytest.approx(EXPECTED["golden_small.jsonl"]["blocks_fixed"])
+    assert sum(found["mean_accepted"][w]["dflash"] * n for w, n in (("chat", 4), ("code", 7))) == pytest.approx(10)
+    json.dumps(found, allow_nan=False)
+
+
+def test_requests_that_ended_at_once_are_still_counted(run, golden, tmp_path):
+    """A request of one token has no position; it stays in the request count through the request table."""
+    table = read_log(run).request_table
+    ended = pd.concat([table, table.iloc[[0]].assign(request="chat/1")])
+    log = read_log(write_log(tmp_path / "more", replace(golden, request_table=ended)))
+    assert summary(log)["requests"] == {"chat": 2, "code": 1} and log.n_requests == 2

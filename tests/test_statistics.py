@@ -1,0 +1,261 @@
+"""Intervals: equal to scipy's, calibrated on known truth, and never silently undefined."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from specsel import statistics
+from specsel.log import block_view, read_log
+from specsel.simulation import Model, simulate_positions, true_block_efficiency, true_oracle_gap
+from specsel.statistics import (
+    bootstrap_requests, bootstrap_rows, holm, paired_difference, paired_gain, pooled_ratio, ratio, request_sums,
+)
+
+CASES = Path(__file__).parent / "cases"
+
+
+def gap(sums):
+    """(..., 2) sums of (best, dominant) counts -> oracle gap."""
+    return ratio(sums[..., 0], sums[..., 1]) - 1
+
+
+def rng(seed=7):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def totals():
+    """(60, 2) emitted and blocks of requests of different length and speed, skewed."""
+    draw = rng(11)
+    blocks = draw.integers(5, 40, 60)
+    return np.stack([draw.poisson(blocks * draw.lognormal(0.7, 0.4, 60)), blocks], axis=1).astype(float)
+
+
+# ---- the same numbers as scipy
+
+
+@pytest.mark.parametrize("method", ["BCa", "percentile"])
+def test_limits_equal_those_of_scipy_draw_by_draw(totals, method):
+    ours = bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=2000, method=method)
+    theirs = stats.bootstrap((totals[:, 0], totals[:, 1]), lambda x, y, axis: x.sum(axis) / y.sum(axis), paired=True, vectorized=True,
+                             n_resamples=2000, method=method, rng=rng()).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-12) and ours.method == method
+
+
+@pytest.mark.parametrize("method", ["BCa", "percentile"])
+def test_strata_equal_the_independent_samples_of_scipy(method):
+    """Two strata of 20 and 35 values; the statistic weighs the stratum means by their sizes."""
+    first, second = rng(1).exponential(1.0, 20), rng(2).exponential(3.0, 35)
+    ours = bootstrap_requests(lambda s: s[..., 0] / 55, np.concatenate([first, second])[:, None],
+                              strata=np.repeat(["a", "b"], [20, 35]), rng=rng(), n_resamples=2000, method=method)
+    theirs = stats.bootstrap((first, second), lambda x, y, axis: (20 * x.mean(axis) + 35 * y.mean(axis)) / 55, vectorized=True,
+                             n_resamples=2000, method=method, rng=rng()).confidence_interval
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+
+
+def test_batches_change_nothing(totals, monkeypatch):
+    whole = bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=500)
+    monkeypatch.setattr(statistics, "BATCH", 7 * len(totals))
+    assert bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=500) == whole
+
+
+def test_equal_rows_drawn_together_have_the_same_distribution(totals):
+    """Multinomial over distinct rows against row by row: limits within Monte Carlo error (0.05 widths)."""
+    rows = np.round(totals[:, :1] / 20)
+    together = bootstrap_rows(lambda s: s[..., 0], rows, strata=None, rng=rng(1), n_resamples=20_000)
+    apart = bootstrap_requests(lambda s: s[..., 0], rows, strata=None, rng=rng(2), n_resamples=20_000)
+    width = apart.high - apart.low
+    assert (together.low, together.high) == pytest.approx((apart.low, apart.high), abs=0.05 * width)
+    assert (together.value, together.n) == (apart.value, 60)
+
+
+# ---- calibration
+
+CORPORA, BAND = 400, range(368, 393)  # about 2.75 binomial standard errors; seed, size and band fixed before the first run
+COVERAGE = Model(arms=("a", "b"), workloads=("u", "v", "w"), logit=((0.6, 0.2), (0.9, 0.7), (0.1, 0.4)),
+                 passage=((0.6, -0.6), (-0.6, 0.6)), request_sd=0.8, no_draft=(0.0, 0.1), silent=(), requests_per_workload=40,
+                 output_len=(20, 40))
+
+
+def corpora(statistic_of):
+    """Per corpus: rows (B, 2), their requests and the strata of the requests."""
+    draw = rng(20_261)
+    for _ in range(CORPORA):
+        log = simulate_positions(COVERAGE, rng=draw, with_stats=False)
+        view = block_view(log, 0)
+        yield statistic_of(view), view.request_of, log.workload
+
+
+def emitted_and_blocks(view):
+    return np.stack([view.emitted[:, 0], np.ones(view.n_blocks)], axis=1).astype(float)
+
+
+def best_and_dominant(view):
+    return np.stack([view.emitted.max(axis=1), view.emitted[:, 0]], axis=1).astype(float)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows_of", "statistic", "truth"), [
+    (emitted_and_blocks, pooled_ratio, true_block_efficiency(COVERAGE)[0]), (best_and_dominant, gap, true_oracle_gap(COVERAGE, 0)),
+], ids=["block_efficiency", "oracle_gap"])
+def test_request_bootstrap_covers_the_truth_at_its_nominal_rate(rows_of, statistic, truth):
+    held, draw = 0, rng(1)
+    for rows, request_of, strata in corpora(rows_of):
+        found = bootstrap_requests(statistic, request_sums(rows, request_of, len(strata)), strata=strata, rng=draw, n_resamples=2000)
+        held += found.low <= truth <= found.high
+    assert held in BAND, f"{held} of {CORPORA} intervals hold the truth {truth}"
+
+
+@pytest.mark.slow
+def test_block_bootstrap_undercovers_correlated_blocks():
+    """Why the request is the resampling unit: resampling blocks misses the truth far more often than one time in 20."""
+    truth, held, draw = true_block_efficiency(COVERAGE)[0], 0, rng(1)
+    for rows, request_of, strata in corpora(emitted_and_blocks):
+        found = bootstrap_rows(pooled_ratio, rows, strata=strata[request_of], rng=draw, n_resamples=1000)
+        held += found.low <= truth <= found.high
+    assert held < BAND.start, f"{held} of {CORPORA} intervals hold the truth"
+
+
+def test_clustered_requests_give_the_exact_interval_and_blocks_a_narrower_one():
+    """All 4^4 resamples enumerated give [0, 1.7917]; values of expected.json (accepted counts, without the bonus)."""
+    expected = json.loads((CASES / "expected.json").read_text())["clustered.jsonl"]
+    view = block_view(read_log(CASES / "clustered.jsonl"))
+    rows = np.stack([view.accepted.max(axis=1), view.accepted[:, 0]], axis=1)
+    requests = bootstrap_requests(gap, request_sums(rows, view.request_of, 4), strata=None, rng=rng(), n_resamples=2000)
+    blocks = bootstrap_rows(gap, rows, strata=None, rng=rng(), n_resamples=2000)
+    assert requests.value == blocks.value == pytest.approx(expected["oracle_gap"], abs=1e-6)
+    assert (requests.low, requests.high) == pytest.approx(expected["request_bootstrap_95_exact"], abs=0.03)
+    assert (requests.n, blocks.n) == (4, 48)
+    assert (requests.high - requests.low) / (blocks.high - blocks.low) == pytest.approx(expected["width_ratio_request_over_block"], rel=0.1)
+
+
+def test_percentile_interval_equals_full_enumeration():
+    """Four requests: all 256 ordered resamples are equally likely; their quantiles are the exact interval."""
+    sums = np.array([[3.0, 2], [4, 1], [9, 3], [2, 2]])
+    grid = np.stack(np.meshgrid(*[range(4)] * 4), axis=-1).reshape(-1, 4)
+    exact = np.quantile(pooled_ratio(sums[grid].sum(axis=1)), [0.025, 0.975])
+    found = bootstrap_requests(pooled_ratio, sums, strata=None, rng=rng(), n_resamples=20_000)
+    assert (found.low, found.high) == pytest.approx(tuple(exact), abs=0.02) and found.method == "percentile"
+
+
+# ---- seeds
+
+
+def test_seed_actually_controls_the_draws(totals):
+    first, again, other = (bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(s), n_resamples=300) for s in (3, 3, 4))
+    assert first == again and (first.low, first.high) != (other.low, other.high) and first.seed == 3
+
+
+def test_two_seeds_agree_within_monte_carlo_error(totals):
+    """Standard error of a 2.5 % limit with 10,000 draws is below 2 % of the width for a bell shape; 10 % allowed."""
+    first, other = (bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(s)) for s in (3, 4))
+    assert (first.low, first.high) == pytest.approx((other.low, other.high), abs=0.1 * (first.high - first.low))
+
+
+def test_best_fixed_is_rechosen_in_every_resample():
+    """Two nearly equal arms: some resamples must choose each of them; totals (R, K, 2)."""
+    draw, chosen = rng(5), []
+    sums = np.stack([draw.poisson(20, (30, 2)), np.full((30, 2), 10)], axis=2).astype(float)
+
+    def best(s):
+        efficiency = pooled_ratio(s)
+        chosen.append(efficiency.argmax(axis=-1))
+        return efficiency.max(axis=-1)
+
+    found = bootstrap_requests(best, sums, strata=None, rng=rng(), n_resamples=400)
+    assert set(np.concatenate([c.ravel() for c in chosen])) == {0, 1}
+    assert found.value == pooled_ratio(sums.sum(axis=0)).max()
+
+
+# ---- paired quantities
+
+
+def test_paired_requests_are_resampled_together(totals):
+    """A constant gain per block has no spread, whatever the requests are."""
+    better = totals + totals[:, 1:] * [0.5, 0]
+    found = paired_difference(pooled_ratio, better, totals, strata=None, rng=rng(), n_resamples=200)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5)) and found.method == "degenerate"
+    twice = paired_gain(pooled_ratio, totals * [2, 1], totals, strata=None, rng=rng(), n_resamples=200)
+    assert (twice.value, twice.method) == (1.0, "degenerate")
+
+
+def test_p_value_is_small_for_a_real_difference_and_never_zero(totals):
+    noise = rng(6).normal(0, 1, 60)
+    real = paired_difference(pooled_ratio, totals + np.stack([totals[:, 1] + noise, 0 * noise], 1), totals, strata=None, rng=rng())
+    none = paired_difference(pooled_ratio, totals + np.stack([noise - noise.mean(), 0 * noise], 1), totals, strata=None, rng=rng())
+    assert 0 < real.p < 0.001 and none.p > 0.5 and none.low < 0 < none.high
+    assert bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=50).p is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_never_helps_and_keeps_the_order(p):
+    adjusted = holm(np.array(p))
+    assert (adjusted >= np.array(p)).all() and (adjusted <= np.minimum(1, len(p) * np.array(p)) + 1e-15).all()
+    assert all(adjusted[i] <= adjusted[j] for i in range(len(p)) for j in range(len(p)) if p[i] < p[j])
+
+
+# ---- what is undefined says so
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("sums", "value", "method"), [
+    ([[0, 0]] * 12, None, "undefined: the denominator is 0"), ([[2, 1]], 2.0, "undefined: one request has no spread"),
+    ([[4, 4]] * 12, 1.0, "degenerate"), ([[4, 4]] * 2, 1.0, "degenerate")])
+def test_undefined_and_degenerate_results_say_so(sums, value, method):
+    found = bootstrap_requests(pooled_ratio, np.array(sums), strata=None, rng=rng(), n_resamples=100)
+    assert (found.value, found.method) == (value, method) and found.n == len(sums)
+    assert (found.low, found.high) == ((value, value) if method == "degenerate" else (None, None))
+    assert found.defined == (method == "degenerate")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_log_without_requests_is_undefined():
+    for bootstrap in (bootstrap_requests, bootstrap_rows):
+        found = bootstrap(pooled_ratio, np.zeros((0, 2)), strata=None, rng=rng())
+        assert found.value is None and found.n == 0 and found.method.startswith("undefined")
+
+
+@pytest.mark.filterwarnings("error")
+def test_resamples_without_a_value_are_dropped_and_counted():
+    """One of twelve requests has the denominator: it is absent from (11/12)^12 = 35 % of the resamples."""
+    sums = np.zeros((12, 2))
+    sums[3], sums[:, 0] = (0, 1), np.arange(12)
+    found = bootstrap_requests(pooled_ratio, sums, strata=None, rng=rng(), n_resamples=10_000)
+    assert found.value == 66.0 and found.dropped == pytest.approx(3520, abs=250) and found.method == "percentile"
+    assert found.low < found.value and np.isfinite(found.high)
+
+
+def test_a_stratum_of_one_request_adds_no_spread(totals):
+    strata = np.array(["alone"] + ["rest"] * 59)
+    found = bootstrap_requests(pooled_ratio, totals, strata=strata, rng=rng(), n_resamples=500)
+    assert found.defined and found.method == "BCa"
+
+
+def test_totals_with_nan_or_other_lengths_are_refused(totals):
+    with pytest.raises(ValueError, match="nan or infinity"):
+        bootstrap_requests(pooled_ratio, totals * np.nan, strata=None, rng=rng())
+    with pytest.raises(ValueError, match="strata has 3 entries"):
+        bootstrap_requests(pooled_ratio, totals, strata=np.zeros(3), rng=rng())
+    with pytest.raises(ValueError, match="'BCa' or 'percentile'"):
+        bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), method="magic")
+
+
+def test_ratio_of_nothing_is_missing_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(ratio(1.0, 0.0)) and np.isnan(pooled_ratio(np.zeros((3, 2)))).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), max_size=20))
+def test_request_sums_equal_a_plain_loop(rows):
+    request_of, values = (np.array([r[i] for r in rows], dtype=int) for i in (0, 1))
+    loop = [sum(v for r, v in rows if r == k) for k in range(6)]
+    assert request_sums(values, request_of, 6).tolist() == loop
+    assert request_sums(np.stack([values, values], axis=1), request_of, 6)[:, 1].tolist() == loop
