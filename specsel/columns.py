@@ -15,8 +15,20 @@ from pathlib import Path
 import numpy as np
 
 from specsel.records import (
-    ARM_FIELDS, CONTEXT, LARGEST, RECORD_FIELDS, REQUIRED, SCHEMA, SLACK, STATS, Fault, LogError, highest_of,
-    parse_line, read_text, record_faults,
+    ARM_FIELDS,
+    CONTEXT,
+    LARGEST,
+    RECORD_FIELDS,
+    REQUIRED,
+    SCHEMA,
+    SLACK,
+    STATS,
+    Fault,
+    LogError,
+    highest_of,
+    parse_line,
+    read_text,
+    record_faults,
 )
 
 CHUNK = 4096  # lines
@@ -44,7 +56,8 @@ class Columns:
     source: np.ndarray | None
     complete: bool
     path_arm: str | None
-    notes: list[str]
+    notes: list[str]  # what is tolerated
+    repeats: list[Fault]  # identical lines, read once
 
 
 class _Reader:
@@ -98,10 +111,15 @@ class _Reader:
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
             return None
 
-    def add(self, columns: dict, records: list[dict], lines: list[int], number: int, workload: str | None, name: str) -> None:
+    def add(
+        self, columns: dict, records: list[dict], lines: list[int], number: int, workload: str | None, name: str
+    ) -> None:
         """Keep one chunk: number its requests, remember where its rows came from, note unknown fields."""
         for field in {f for keys in set(map(tuple, records)) for f in keys} - TOLERATED:
             self.unknown.setdefault(field, name)
+        given = {f for r in records for f in r.get("context") or ()}
+        for field in given - set(CONTEXT):
+            self.unknown.setdefault(f"context.{field}", name)
         drafts = {keys for r in records for keys in map(tuple, r["arms"].values())}
         for field in {f for keys in drafts for f in keys} - set(ARM_FIELDS):
             self.unknown.setdefault(f"arms.*.{field}", name)
@@ -205,7 +223,7 @@ def _whole(values: np.ndarray, least: int) -> bool:
 
 def read_columns(files: list[Path], *, arms: tuple[str, ...] | None, draft_len: int | None, named: bool,
                  path_arm: str | None) -> tuple[Columns, list[Fault]]:
-    """Columns of the files, in canonical order, and all faults; ``named``: blocks_<workload> files hold that workload only."""
+    """Columns of the files, in canonical order, and all faults; ``named``: a blocks_<w> file holds workload w only."""
     reader = _Reader(arms, draft_len)
     for number, path in enumerate(files):
         match = re.fullmatch(r"blocks_(.+?)\.jsonl(\.gz)?", path.name) if named else None
@@ -218,7 +236,7 @@ def read_columns(files: list[Path], *, arms: tuple[str, ...] | None, draft_len: 
 
 def _empty(arms: tuple[str, ...]) -> Columns:
     none = np.zeros(0, dtype=int)
-    return Columns(arms, (), (), none, np.zeros(1, dtype=int), none, none, none, none, none, {}, {}, None, False, None, [])
+    return Columns(arms, (), (), *[none] * 7, {}, {}, None, False, None, [], [])
 
 
 def natural(text: str) -> list:
@@ -227,7 +245,7 @@ def natural(text: str) -> list:
     >>> sorted(["r10", "r2"], key=natural)
     ['r2', 'r10']
     """
-    return [(1, int(p), p) if p.isdigit() else (0, 0, p) for p in re.split(r"([0-9]+)", text)]
+    return [(p, 0) if k % 2 == 0 else ("", int(p)) for k, p in enumerate(re.split(r"([0-9]+)", text))]
 
 
 class _Table:
@@ -238,7 +256,7 @@ class _Table:
         keys = sorted(reader.keys, key=lambda k: (reader.first_file[k[0]], natural(k[0]), natural(k[1])))
         order = np.empty(len(keys), dtype=int)
         order[[reader.keys[k] for k in keys]] = np.arange(len(keys))
-        self.keys = keys
+        self.keys, self.repeats = keys, []
         names = {n for part in reader.parts for n in part}
         self.c = {n: _joined([p.get(n) for p in reader.parts], reader.parts) for n in names}
         self.c["id"] = order[self.c["id"]]
@@ -261,13 +279,15 @@ class _Table:
         complete = self.check_gaps()
         c, arms = self.c, self.reader.arms
         workloads = tuple(dict.fromkeys(w for w, _ in self.keys))
-        counts = {n: np.nan_to_num(c[n], nan=-1 if n == "proposed" else 0).astype(np.int16) for n in ("proposed", "accepted")}
+        counts = {
+            n: np.nan_to_num(c[n], nan=-1 if n == "proposed" else 0).astype(np.int16) for n in ("proposed", "accepted")
+        }
         columns = Columns(
             arms, workloads, tuple(r for _, r in self.keys), np.array([workloads.index(w) for w, _ in self.keys]),
             self.starts, counts["proposed"], counts["accepted"], c["on_path"], c["position"].astype(np.int32),
             c["remaining"].astype(np.int32), {n: c[f"context.{n}"] for n in CONTEXT if f"context.{n}" in c},
             {n: c[n] for n in ARM_STATS}, c["source"].astype(np.int8) if (c["source"] >= 0).any() else None,
-            complete, self.path_arm, notes)
+            complete, self.path_arm, notes, self.repeats)
         return columns, self.faults
 
     def check_repeats(self) -> None:
@@ -281,8 +301,11 @@ class _Table:
             where = f"line {int(c['line'][first[row]])}" + (
                 f" of {self.files[c['file'][first[row]]]}" if c["file"][row] != c["file"][first[row]] else "")
             place = f"request {self.keys[c['id'][row]][1]!r}, position {int(c['position'][row])}"
-            self.fault(row, "position", f"repeats {place} of {where}" if equal else
-                       f"contradicts {where}: {place} is there with other values; keep one of the two")
+            if equal:
+                name = self.files[c["file"][row]]
+                self.repeats.append(Fault(name, int(c["line"][row]), "position", f"repeats {place} of {where}"))
+            else:
+                self.fault(row, "position", f"contradicts {where}: {place} is there with other values; keep one")
         if same.any():
             self.take(np.flatnonzero(~same))
 
@@ -320,7 +343,11 @@ class _Table:
         total = (c["position"] + c["remaining"])[last]
         full = (size == total) & (c["position"][self.starts[:-1]] == 0) & (c["remaining"][last] == 1)
         anchored = not full.all() and bool(c["on_path"].all())
-        step = np.fmin(np.nan_to_num(c["accepted"]) + 1, c["remaining"][:, None]) if anchored else np.ones((len(c["id"]), 1))
+        step = (
+            np.fmin(np.nan_to_num(c["accepted"]) + 1, c["remaining"][:, None])
+            if anchored
+            else np.ones((len(c["id"]), 1))
+        )
         broken = self._breaks(step)
         if anchored:
             arms = self.reader.arms
@@ -350,11 +377,19 @@ class _Table:
         before = range(position) if row == self.starts[r] else range(0)
         for missing in (before, range(following, end)):
             if not all((*self.keys[r], str(p)) in self.reader.refused for p in missing):
-                self.fault(row, "position", f"is {position}, and positions {missing.start} to {missing.stop - 1} of request "
-                           f"{name!r} are missing: it is not complete and cannot be replayed; resume the collection")
+                self.fault(
+                    row,
+                    "position",
+                    f"is {position}, and positions {missing.start} to {missing.stop - 1} of request "
+                    f"{name!r} are missing: it is not complete and cannot be replayed; resume the collection",
+                )
         if end < following:
-            self.fault(row, "position", f"is {position}, where a block of {self.path_arm} emits {step} tokens, but the next "
-                       f"record of request {name!r} is at {end}: not the blocks of one arm")
+            self.fault(
+                row,
+                "position",
+                f"is {position}, where a block of {self.path_arm} emits {step} tokens, but the next "
+                f"record of request {name!r} is at {end}: not the blocks of one arm",
+            )
 
     def _check_path(self) -> None:
         """on_path must mark the blocks of the declared arm; without a declared arm, find one that fits."""
@@ -368,8 +403,12 @@ class _Table:
                 return
         if self.path_arm is not None:
             row = int(np.argmax(marks != c["on_path"]))
-            self.fault(row, "on_path", f"is {str(bool(c['on_path'][row])).lower()}, but {'a' if marks[row] else 'no'} block "
-                       f"of {self.path_arm} (path_arm of the manifest) starts here")
+            self.fault(
+                row,
+                "on_path",
+                f"is {str(bool(c['on_path'][row])).lower()}, but {'a' if marks[row] else 'no'} block "
+                f"of {self.path_arm} (path_arm of the manifest) starts here",
+            )
 
 
 def walk(starts: np.ndarray, step: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ confidences are not in these files.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,9 @@ def match_lengths(tokens: np.ndarray, longest: int = LONGEST_MATCH) -> np.ndarra
     """
     tokens = np.asarray(tokens)
     found = np.zeros(len(tokens) + 1, dtype=int)
-    code = np.zeros(len(tokens) + 1, dtype=np.int64)  # of the n-gram that ends before i; n-grams are numbered anew for each n
+    code = np.zeros(
+        len(tokens) + 1, dtype=np.int64
+    )  # of the n-gram that ends before i; n-grams are numbered anew for each n
     ids = np.unique(tokens, return_inverse=True)[1]
     for n in range(1, min(longest, len(tokens)) + 1):
         pairs = code[n - 1:-1] * (len(tokens) + 1) + ids[n - 1:]
@@ -44,7 +45,7 @@ def match_lengths(tokens: np.ndarray, longest: int = LONGEST_MATCH) -> np.ndarra
 def import_specdecode_bench(path: str | Path, out: str | Path) -> Path:
     """Turn a folder of SpecDecode-Bench/simulator files (or one file) into the run folder ``out``.
 
-    Workload = file name without ``combined_``; request = workload and line, so that requests keep the order of the file;
+    Workload = file name without ``combined_``; request = workload and line, so that requests keep the file's order;
     the source's id, prompt length and hash go to the request table.
     """
     return write_log(out, read_specdecode_bench(path))
@@ -55,7 +56,9 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
-        raise LogError(f"{path}: holds no .jsonl files; expected combined_<workload>.jsonl of SpecDecode-Bench/simulator")
+        raise LogError(
+            f"{path}: holds no .jsonl files; expected combined_<workload>.jsonl of SpecDecode-Bench/simulator"
+        )
     parts = [(_workload(file), *row) for file in files for row in _read_file(file)]
     emitted, matched = (np.concatenate([p[n] for p in parts]) for n in (1, 2))
     lengths = np.array([len(p[1]) for p in parts])
@@ -66,11 +69,28 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
     table = pd.DataFrame([p[3] for p in parts])
     workloads = tuple(dict.fromkeys(p[0] for p in parts))
     log = PositionLog(
-        ARMS, DRAFT_LEN, workloads, tuple(table["request"]), np.array([workloads.index(p[0]) for p in parts]), starts,
-        np.full_like(accepted, DRAFT_LEN), accepted, np.zeros(len(position), dtype=bool), position.astype(np.int32),
-        remaining.astype(np.int32), {"match_length": matched.astype(float)},
-        {n: np.full(accepted.shape, np.nan) for n in (*STATS, "match_length")}, None, True, "specdecode-bench", "MEASURED",
-        ARMS[0], "", table, {"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"})
+        ARMS,
+        DRAFT_LEN,
+        workloads,
+        tuple(table["request"]),
+        np.array([workloads.index(p[0]) for p in parts]),
+        starts,
+        np.full_like(accepted, DRAFT_LEN),
+        accepted,
+        np.zeros(len(position), dtype=bool),
+        position.astype(np.int32),
+        remaining.astype(np.int32),
+        {"match_length": matched.astype(float)},
+        {n: np.full(accepted.shape, np.nan) for n in (*STATS, "match_length")},
+        None,
+        True,
+        "specdecode-bench",
+        "MEASURED",
+        ARMS[0],
+        "",
+        table,
+        {"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"},
+    )
     log.on_path[block_view(log).rows] = True
     return log
 
@@ -92,12 +112,20 @@ def _read_file(file: Path) -> list[tuple[np.ndarray, np.ndarray, dict]]:
             length = min(*map(len, arrays), len(output))
             tokens = np.concatenate([prompt, output[:length]]).astype(np.int64)
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise LogError(f"{file}, line {number}: is no record of SpecDecode-Bench/simulator ({error!r}); expected "
-                           "prompt_token_ids, generated_token_ids and acc_<arm>.acc_len with whole numbers 1..21") from None
+            raise LogError(
+                f"{file}, line {number}: is no record of SpecDecode-Bench/simulator ({error!r}); expected "
+                "prompt_token_ids, generated_token_ids and acc_<arm>.acc_len with whole numbers 1..21"
+            ) from None
         if not length:
             continue
-        row = {"workload": _workload(file), "request": f"{_workload(file)}/{number - 1}", "source_id": str(record.get("id")),
-               "prompt_tokens": len(prompt), "output_tokens": length, "prompt_sha256": sha256_of(prompt.astype("<i8").tobytes())}
+        row = {
+            "workload": _workload(file),
+            "request": f"{_workload(file)}/{number - 1}",
+            "source_id": str(record.get("id")),
+            "prompt_tokens": len(prompt),
+            "output_tokens": length,
+            "prompt_sha256": sha256_of(prompt.astype("<i8").tobytes()),
+        }
         matched = match_lengths(tokens)[len(prompt) + 1:]  # the anchor, output[p], is committed
         rows.append((np.stack([a[:length] for a in arrays], axis=1), matched, row))
     return rows

@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,17 @@ import pandas as pd
 
 from specsel.columns import Columns, read_columns, walk
 from specsel.records import (
-    CONTEXT, SCHEMA, STATS, Fault, LogError, SpecselError, encode_row, file_entry, gzip_bytes, read_text, sha256_of,
+    CONTEXT,
+    SCHEMA,
+    STATS,
+    Fault,
+    LogError,
+    SpecselError,
+    encode_row,
+    file_entry,
+    gzip_bytes,
+    read_text,
+    sha256_of,
     write_bytes_atomically,
 )
 
@@ -33,7 +43,7 @@ class LogWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class PositionLog:
-    """One row per position; requests are contiguous and positions ascend inside a request (R requests, N rows, K arms)."""
+    """One row per position; requests are contiguous, positions ascend inside them (R requests, N rows, K arms)."""
 
     arms: tuple[str, ...]  # K names; an arm is its index, ties go to the lowest
     draft_len: int  # L, cap on drafted tokens per block
@@ -84,7 +94,7 @@ class PositionLog:
 
     @property
     def looping(self) -> np.ndarray | None:
-        """(R,) bool: requests whose output repeats itself (share of distinct 4-grams below one half); None when unknown."""
+        """(R,) bool: requests whose output repeats itself (less than half of its 4-grams distinct); None: unknown."""
         return None if (found := self.request_column("looping")) is None else found.astype(bool)
 
     def request_column(self, name: str) -> np.ndarray | None:
@@ -111,7 +121,7 @@ class PositionLog:
 
 @dataclass(frozen=True, slots=True)
 class BlockLog:
-    """The rows where blocks of one arm start when it always runs (B blocks): one round per row, never to be replayed."""
+    """The rows where blocks of one arm start when it always runs (B blocks): a round per row, never to be replayed."""
 
     arms: tuple[str, ...]  # K names
     draft_len: int  # L
@@ -141,15 +151,17 @@ class BlockLog:
 def require_complete(log: PositionLog) -> None:
     """Refuse exact replay on a log that holds block starts only."""
     if not log.complete:
-        raise LogError(f"{log.run}: this log is block-anchored (only the blocks of {log.path_arm or 'one arm'} are in it), "
-                       "so no other policy can be replayed exactly; gap and selector figures are allowed, "
-                       "replay needs a log of every position (`specsel collect`)")
+        raise LogError(
+            f"{log.run}: this log is block-anchored (only the blocks of {log.path_arm or 'one arm'} are in it), "
+            "so no other policy can be replayed exactly; gap and selector figures are allowed, "
+            "replay needs a log of every position (`specsel collect`)"
+        )
 
 
 def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
     """The blocks of ``arm`` (default: ``log.path_arm``) when it always runs.
 
-    Recomputed by walking on a complete log; on a block-anchored log the logged blocks, which exist for its path arm only.
+    Recomputed by walking on a complete log; on a block-anchored log the logged blocks, there for its path arm only.
     """
     names = log.arms
     arm = names.index(log.path_arm) if arm is None and log.path_arm in names else arm
@@ -175,15 +187,14 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
     """Read a run folder, or one or several .jsonl / .jsonl.gz files that form one log.
 
     Any line order gives the same log: workloads in the order of the files (by name inside a file), requests by name.
-    ``verify=False`` skips the hashes of the manifest only. Raises LogError with the first fault and the number of faults.
+    ``verify=False`` skips the hashes of the manifest only. Raises LogError with the first fault and how many there are.
     """
-    log, faults = _read(path, verify)
-    if log is None or any(not _is_repeat(f) for f in faults):
-        faults = [f for f in faults if not _is_repeat(f)]
+    log, faults, repeats = _read(path, verify)
+    if faults:
         more = f" ({len(faults) - 1} more faults: `specsel log validate` names them all)" if len(faults) > 1 else ""
         raise LogError(f"{faults[0]}{more}")
-    if faults:
-        warnings.warn(f"{log.run}: {len(faults)} identical repeats of a line were read once, the first in {faults[0]}",
+    if repeats:
+        warnings.warn(f"{len(repeats)} identical repeats of a line were read once, the first: {repeats[0]}",
                       LogWarning, stacklevel=2)
     return log
 
@@ -191,99 +202,123 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
 def validate(path: str | Path | Iterable[str | Path]) -> list[Fault]:
     """All faults of a run folder, or of one or several files that form one log, in order of file and line."""
     try:
-        faults = _read(path, verify=True)[1]
+        _, faults, repeats = _read(path, verify=True)
     except LogError as error:
-        return [Fault(str(path), None, None, str(error))]
-    return sorted(faults, key=lambda f: (f.file, f.line or 0, f.field or ""))
+        name, _, message = str(error).partition(": ")
+        return [Fault(name, None, None, message)]
+    return sorted(faults + repeats, key=lambda f: (f.file, f.line or 0, f.field or ""))
 
 
-def _is_repeat(fault: Fault) -> bool:
-    return fault.message.startswith("repeats")
-
-
-def _read(path, verify: bool) -> tuple[PositionLog | None, list[Fault]]:
-    """The log (None when nothing usable is there) and all faults."""
+def _read(path, verify: bool) -> tuple[PositionLog | None, list[Fault], list[Fault]]:
+    """The log (None when nothing usable is there), all faults, and the identical repeats."""
     one = isinstance(path, (str, Path))
     folder = Path(path) if one and Path(path).is_dir() else None
     manifest, faults = _read_manifest(folder, verify) if folder else ({}, [])
-    files = ([folder / f["name"] for f in manifest.get("files", []) if f["name"].startswith("blocks_")] if folder
-             else [Path(path)] if one else [Path(p) for p in path])
-    files = [f for f in files if f.exists() or not folder]
+    names = [entry["name"] for entry in manifest.get("files", []) if entry["name"].startswith("blocks_")]
+    files = [Path(p) for p in ([path] if one else path)]
+    if folder:
+        files = [folder / n for n in names if (folder / n).exists()]
     if not files:
-        return None, faults or [Fault(str(path), None, None, "holds no log files (blocks_<workload>.jsonl.gz)")]
-    columns, found = read_columns(files, arms=tuple(manifest["arms"]) if manifest.get("arms") else None,
-                                  draft_len=manifest.get("draft_len"), named=folder is not None,
-                                  path_arm=manifest.get("path_arm"))
-    faults = faults + found
+        return None, faults or [Fault(str(path), None, None, "holds no log files (blocks_<workload>.jsonl.gz)")], []
+    columns, found = read_columns(
+        files, arms=tuple(manifest["arms"]) if manifest else None, draft_len=manifest.get("draft_len"),
+        named=folder is not None, path_arm=manifest.get("path_arm"))
     for note in columns.notes:
         warnings.warn(note, LogWarning, stacklevel=4)
+    table = None
+    if folder and not faults and (folder / "requests.jsonl.gz").exists():
+        table = _read_table(folder / "requests.jsonl.gz")
+    faults = faults + found
     if not len(columns.position):
-        return None, faults or [Fault(str(files[0]), None, None, "is empty: it holds no record; collect it again")]
-    listed = folder / "requests.jsonl.gz" if folder else None
-    sound = listed is not None and listed.exists() and str(listed) not in {f.file for f in faults}
-    return _position_log(columns, folder or files[0], manifest, _hash(files), _read_table(listed) if sound else None), faults
+        return None, faults or [Fault(str(files[0]), None, None, "is empty: it holds no record; collect it again")], []
+    return _position_log(columns, files, manifest, table), faults, columns.repeats
 
 
-def _hash(files: list[Path]) -> str:
-    """SHA-256 over the hashes of the log files, in their order."""
-    return sha256_of("".join(sha256_of(f.read_bytes()) for f in files).encode())
-
-
-def _position_log(columns: Columns, path: Path, manifest: dict, digest: str, table: pd.DataFrame | None) -> PositionLog:
-    draft_len = manifest.get("draft_len", max(int(columns.proposed.max()), 0))
-    run = manifest.get("run") or re.sub(r"\.jsonl(\.gz)?$", "", path.name)
-    return PositionLog(
-        columns.arms, draft_len, columns.workloads, columns.requests, columns.workload, columns.starts, columns.proposed,
-        columns.accepted, columns.on_path, columns.position, columns.remaining, columns.context, columns.stats,
-        columns.source, columns.complete, run, manifest.get("label", "MEASURED"), columns.path_arm, digest, table, manifest)
+def _position_log(columns: Columns, files: list[Path], manifest: dict, table: pd.DataFrame | None) -> PositionLog:
+    """Columns with what the manifest says about them; ``sha256`` is over the hashes of the files, in their order."""
+    given = {f.name: getattr(columns, f.name) for f in fields(columns) if f.name not in ("notes", "repeats")}
+    digest = sha256_of("".join(sha256_of(f.read_bytes()) for f in files).encode())
+    run = manifest.get("run") or re.sub(r"\.jsonl(\.gz)?$", "", files[0].name)
+    return PositionLog(**given, draft_len=manifest.get("draft_len", max(int(columns.proposed.max()), 0)), run=run,
+                       label=manifest.get("label", "MEASURED"), sha256=digest, request_table=table, manifest=manifest)
 
 
 def _read_table(path: Path) -> pd.DataFrame:
     """The request table of a run folder."""
     try:
-        return pd.DataFrame([json.loads(line) for line in read_text(path).splitlines() if line.strip()])
-    except ValueError as error:
-        raise LogError(f"{path}: is not a table of JSON lines ({error}); collect it again") from None
+        table = pd.DataFrame([json.loads(line) for line in read_text(path).split("\n") if line.strip()])
+        if table[["workload", "request"]].duplicated().any():
+            raise ValueError("a request is there twice")
+    except (ValueError, KeyError) as error:
+        raise LogError(f"{path}: is not a table of requests ({error}); collect it again") from None
+    return table
 
 
 def _read_manifest(folder: Path, verify: bool) -> tuple[dict, list[Fault]]:
     """The manifest of a run folder and its faults: unreadable, another schema, files missing, changed or not listed."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise LogError(f"{folder}: manifest.json is missing, so this is no finished run; "
+        raise LogError(f"{path}: is missing, so this is no finished run; "
                        "finish it with `specsel collect` or name the .jsonl.gz files themselves")
     try:
         manifest = json.loads(read_text(path))
-        wrong = [k for k, kind in MANIFEST.items() if not isinstance(manifest.get(k), kind)]
-        wrong += ["arms"] if not wrong and len(set(manifest["arms"])) != len(manifest["arms"]) else []
-    except (ValueError, AttributeError) as error:
-        raise LogError(f"{path}: is not a JSON object ({error}); restore it or collect the run again") from None
-    if wrong or manifest["schema"] != SCHEMA or manifest["label"] not in ("MEASURED", "SIM"):
-        name = wrong[0] if wrong else "schema" if manifest["schema"] != SCHEMA else "label"
-        raise LogError(f"{path}: field '{name}' is {json.dumps(manifest.get(name))}; "
-                       f"expected a manifest of schema {SCHEMA} with {', '.join(MANIFEST)}")
-    listed = {entry["name"]: entry for entry in manifest["files"]}
-    faults = [Fault(str(folder / f.name), None, None, "is not listed in manifest.json; remove it or collect the run again")
+    except ValueError as error:
+        raise LogError(f"{path}: is not JSON ({error}); restore it or collect the run again") from None
+    for field_name in _wrong_fields(manifest):
+        raise LogError(f"{path}: field '{field_name}' is missing or not as in schema {SCHEMA} (schema, label MEASURED "
+                       "or SIM, arms, path_arm, draft_len, files with name, sha256, lines); restore it")
+    listed = {entry["name"] for entry in manifest["files"]}
+    faults = [Fault(str(f), None, None, "is not listed in manifest.json; remove it or collect the run again")
               for f in sorted(folder.glob("blocks_*.jsonl*")) if f.name not in listed]
-    return manifest, faults + [f for entry in listed.values() if (f := _file_fault(folder, entry, verify))]
+    return manifest, faults + [f for entry in manifest["files"] if (f := _file_fault(folder, entry, verify))]
 
 
-MANIFEST = {"schema": int, "label": str, "arms": list, "draft_len": int, "files": list}
+def _wrong_fields(manifest: object) -> list[str]:
+    """Fields of a manifest that are not as the schema says."""
+    if not isinstance(manifest, dict):
+        return ["schema"]
+    arms, files, length = (manifest.get(n) for n in ("arms", "files", "draft_len"))
+    named = isinstance(arms, list) and all(isinstance(a, str) and a for a in arms)
+    fine = {
+        "schema": manifest.get("schema") == SCHEMA,
+        "label": manifest.get("label") in ("MEASURED", "SIM"),
+        "arms": named and 0 < len(arms) == len(set(arms)),
+        "path_arm": manifest.get("path_arm") in (None, *(arms or ())),
+        "draft_len": isinstance(length, int) and not isinstance(length, bool) and length > 0,
+        "files": isinstance(files, list) and all(
+            isinstance(e, dict) and isinstance(e.get("name"), str) and e["name"] == Path(e["name"]).name
+            and {"sha256", "lines"} <= e.keys() for e in files)}
+    return [name for name, good in fine.items() if not good]
 
 
 def _file_fault(folder: Path, entry: dict, verify: bool) -> Fault | None:
     """What is wrong with a file that the manifest lists, if anything."""
     path = folder / entry["name"]
     if not path.is_file():
-        return Fault(str(path), None, None, "is missing, but manifest.json lists it; restore it or collect the run again")
+        return Fault(
+            str(path), None, None, "is missing, but manifest.json lists it; restore it or collect the run again"
+        )
     if not verify:
         return None
     if (found := sha256_of(path.read_bytes())) != entry["sha256"]:
-        return Fault(str(path), None, "sha256", f"is {found[:12]}..., but manifest.json says {str(entry['sha256'])[:12]}...: "
-                     "the file was changed after collection; restore it or collect the run again")
+        return Fault(
+            str(path),
+            None,
+            "sha256",
+            f"is {found[:12]}..., but manifest.json says {str(entry['sha256'])[:12]}...: "
+            "the file was changed after collection; restore it or collect the run again",
+        )
     lines = file_entry(path)["lines"]
-    return None if lines == entry["lines"] else Fault(
-        str(path), None, "lines", f"is {entry['lines']} in manifest.json, but the file has {lines}; collect the run again")
+    return (
+        None
+        if lines == entry["lines"]
+        else Fault(
+            str(path),
+            None,
+            "lines",
+            f"is {entry['lines']} in manifest.json, but the file has {lines}; collect the run again",
+        )
+    )
 
 
 # ---- writing
@@ -299,7 +334,9 @@ def log_rows(log: PositionLog, workload: int) -> Iterable[dict]:
             arms = {name: {n: v[row, k] if asked[k] else None for n, v in whole}
                     | {n: _number(n, log.stats[n][row, k]) for n in kept[k]} for k, name in enumerate(log.arms)}
             if log.source is not None:
-                arms = {n: a if s < 0 else a | {"source": log.arms[s]} for (n, a), s in zip(arms.items(), log.source[row])}
+                arms = {
+                    n: a if s < 0 else a | {"source": log.arms[s]} for (n, a), s in zip(arms.items(), log.source[row])
+                }
             yield {"workload": log.workloads[workload], "request": log.requests[request],
                    "position": log.position[row], "remaining": log.remaining[row], "on_path": log.on_path[row],
                    "context": {n: _number(n, v[row]) for n, v in log.context.items()}, "arms": arms}
@@ -311,7 +348,7 @@ def _number(name: str, value: float) -> float | int:
 
 
 def write_log(folder: str | Path, log: PositionLog, manifest_extra: Mapping | None = None) -> Path:
-    """Write a log as a run folder (one gzip file per workload, request table, manifest); equal logs give equal bytes."""
+    """Write a log as a run folder (a gzip file per workload, request table, manifest); equal logs give equal bytes."""
     folder = Path(folder)
     _refuse_existing(folder)
     names = []

@@ -114,8 +114,11 @@ def record_faults(record: object, arms: tuple[str, ...] | None = None,
     if not isinstance(record, dict):
         return [(None, f"record is {shown(record)}, expected an object with request, position and arms")]
     found = [(f, f"is missing (schema {SCHEMA} has it)") for f in REQUIRED if f not in record]
-    found += [(f, f"is {shown(record[f])}, but this program reads schema {SCHEMA} only; update specsel or convert the log")
-              for f in ("schema", "schema_version") if f in record and (record[f] is True or record[f] != SCHEMA)]
+    found += [
+        (f, f"is {shown(record[f])}, but this program reads schema {SCHEMA} only; update specsel or convert the log")
+        for f in ("schema", "schema_version")
+        if f in record and (record[f] is True or record[f] != SCHEMA)
+    ]
     checks = {"workload": text_fault, "request": text_fault,
               "position": lambda v: whole_number_fault(v, 0), "remaining": lambda v: whole_number_fault(v, 1),
               "on_path": lambda v: "" if isinstance(v, bool) else f"is {shown(v)}, expected true or false"}
@@ -147,11 +150,15 @@ def arms_faults(record: dict, arms: tuple[str, ...] | None, draft_len: int | Non
         return [("arms", f"is {shown(given)}, expected an object with one entry per arm")]
     names = tuple(given) if arms is None else arms
     found += [(f"arms.{n}", f"is an unknown arm, expected {', '.join(names)}") for n in given if n not in names]
-    found += [(f"arms.{n}", 'is missing; an arm that was not asked has "proposed":null') for n in names if n not in given]
+    found += [
+        (f"arms.{n}", 'is missing; an arm that was not asked has "proposed":null') for n in names if n not in given
+    ]
     left = record.get("remaining")
     left = LARGEST["remaining"] if whole_number_fault(left, 1) else left
     for name in (n for n in names if n in given):
-        found += [(f"arms.{name}" + (f".{f}" if f else ""), m) for f, m in arm_faults(given[name], left, names, draft_len)]
+        found += [
+            (f"arms.{name}" + (f".{f}" if f else ""), m) for f, m in arm_faults(given[name], left, names, draft_len)
+        ]
     return found
 
 
@@ -202,7 +209,7 @@ def parse_line(text: str) -> object:
 
 
 def read_text(path: Path) -> str:
-    """Text of a plain or gzip file (several members allowed, a byte-order mark dropped); LogError when it cannot be read."""
+    """Text of a plain or gzip file (several members allowed, byte-order mark dropped); LogError when unreadable."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -211,7 +218,9 @@ def read_text(path: Path) -> str:
         try:
             data = gzip.decompress(data)
         except (EOFError, OSError, zlib.error) as error:
-            raise LogError(f"{path}: the gzip archive is cut short or damaged ({error}); fetch or collect it again") from None
+            raise LogError(
+                f"{path}: the gzip archive is cut short or damaged ({error}); fetch or collect it again"
+            ) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -230,7 +239,7 @@ def plain(value: object, field: str) -> object:
 
 
 def encode_row(record: Mapping) -> bytes:
-    """One line of a log, ready to append: strict JSON, keys in schema order, missing values null, equal bytes for equal input.
+    """One line of a log, ready to append: strict JSON, keys in schema order, missing values null, byte-deterministic.
 
     Parameters: ``record`` has the schema's keys except ``schema``; ``arms`` and ``context`` map names to values,
     where nan means missing. Raises LogError instead of writing a record that the reader would refuse.

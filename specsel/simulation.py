@@ -1,7 +1,7 @@
 """Position logs from a stated model, with exact expectations: for coverage studies, predictions and benchmarks.
 
-The model (all logs are labelled SIM). Every request of workload w has an effect b ~ N(0, request_sd) shared by its arms.
-Its output is cut into passages of mean length ``passage_len``; each passage has one of M kinds, drawn uniformly. At every
+The model (all logs are labelled SIM). Every request of workload w has an effect b ~ N(0, request_sd) shared by its
+arms. Its output is cut into passages of mean length ``passage_len``, each of one of M kinds, drawn uniformly. At every
 position of kind m, arm k accepts each further token with probability sigmoid(logit[w, k] + b + passage[m, k]), up to
 L tokens or the end of the output; with probability ``no_draft[k]`` it proposes nothing. Blocks of one request are
 therefore correlated, and rankings flip between workloads (``logit``), requests and passages, as far as the model says.
@@ -47,9 +47,15 @@ class Model:
         wrong = [f"{n} has shape {np.shape(getattr(self, n))}, expected {s}" for n, s in shapes.items()
                  if np.shape(getattr(self, n)) != s]
         wrong += [f"silent names {a!r}, which is no arm" for a in self.silent if a not in self.arms]
-        bounds = {"passage_len": self.passage_len >= 1, "request_sd": self.request_sd >= 0, "draft_len": self.draft_len >= 1,
-                  "output_len": 1 <= self.output_len[0] <= self.output_len[1], "signal": 0 <= self.signal <= 1,
-                  "no_draft": all(0 <= p <= 1 for p in self.no_draft), "passage": len(self.passage) > 0}
+        bounds = {
+            "passage_len": self.passage_len >= 1,
+            "request_sd": self.request_sd >= 0,
+            "draft_len": self.draft_len >= 1,
+            "output_len": 1 <= self.output_len[0] <= self.output_len[1],
+            "signal": 0 <= self.signal <= 1,
+            "no_draft": all(0 <= p <= 1 for p in self.no_draft),
+            "passage": len(self.passage) > 0,
+        }
         wrong += [f"{n} = {getattr(self, n)} is out of range" for n, fine in bounds.items() if not fine]
         if wrong:
             raise LogError(f"simulation model: {'; '.join(wrong)}")
@@ -88,7 +94,9 @@ def _passages(position: np.ndarray, model: Model, rng: np.random.Generator) -> n
     return rng.integers(len(model.passage), size=number[-1] + 1)[number]
 
 
-def _draft(odds: np.ndarray, remaining: np.ndarray, model: Model, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draft(
+    odds: np.ndarray, remaining: np.ndarray, model: Model, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """(N, K) proposed and accepted: a geometric number of matches, cut at the draft and at the end of the output."""
     proposed = np.full(odds.shape, model.draft_len, dtype=np.int16)
     accepted = np.empty_like(proposed)
@@ -170,7 +178,9 @@ def _expected_best(chance: np.ndarray, left: int) -> np.ndarray:
 def true_block_efficiency(model: Model) -> np.ndarray:
     """(K,) block efficiency of every fixed arm in an infinitely long log of this model."""
     tokens = sum(model.output_len) / 2
-    return np.array([tokens * len(model.workloads) / expected_over_blocks(model, k).sum() for k in range(len(model.arms))])
+    return np.array(
+        [tokens * len(model.workloads) / expected_over_blocks(model, k).sum() for k in range(len(model.arms))]
+    )
 
 
 def true_oracle_gap(model: Model, arm: int) -> float:

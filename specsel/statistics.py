@@ -17,8 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-__all__ = ["Estimate", "bootstrap_requests", "bootstrap_rows", "paired_difference", "paired_gain", "request_sums", "ratio",
-           "pooled_ratio", "holm"]
+__all__ = [
+    "Estimate",
+    "bootstrap_requests",
+    "bootstrap_rows",
+    "paired_difference",
+    "paired_gain",
+    "request_sums",
+    "ratio",
+    "pooled_ratio",
+    "holm",
+]
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 BATCH = 4_000_000  # draws held in memory at once
@@ -104,16 +113,29 @@ def bootstrap_rows(statistic: Statistic, rows: np.ndarray, *, strata: np.ndarray
 
 def paired_difference(statistic: Statistic, first: np.ndarray, second: np.ndarray, *, strata: np.ndarray | None,
                       rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95) -> Estimate:
-    """statistic(first) - statistic(second), both (R, *S) over the same requests, which are resampled together; with p."""
-    return _bootstrap(lambda s: statistic(s[:, 0]) - statistic(s[:, 1]), np.stack([first, second], axis=1).astype(float),
-                      np.ones(len(first), dtype=int), strata, rng, (n_resamples, level, "BCa"), with_p=True)
+    """statistic(first) - statistic(second), both (R, *S) over the same requests, resampled together; with p-value."""
+    return _bootstrap(
+        lambda s: statistic(s[:, 0]) - statistic(s[:, 1]),
+        np.stack([first, second], axis=1).astype(float),
+        np.ones(len(first), dtype=int),
+        strata,
+        rng,
+        (n_resamples, level, "BCa"),
+        with_p=True,
+    )
 
 
 def paired_gain(statistic: Statistic, first: np.ndarray, second: np.ndarray, *, strata: np.ndarray | None,
                 rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95) -> Estimate:
-    """statistic(first) / statistic(second) - 1 with requests resampled together: headroom, when ``first`` is an oracle."""
-    return bootstrap_requests(lambda s: ratio(statistic(s[:, 0]), statistic(s[:, 1])) - 1, np.stack([first, second], axis=1),
-                              strata=strata, rng=rng, n_resamples=n_resamples, level=level)
+    """statistic(first) / statistic(second) - 1, requests resampled together: headroom, when ``first`` is an oracle."""
+    return bootstrap_requests(
+        lambda s: ratio(statistic(s[:, 0]), statistic(s[:, 1])) - 1,
+        np.stack([first, second], axis=1),
+        strata=strata,
+        rng=rng,
+        n_resamples=n_resamples,
+        level=level,
+    )
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -139,7 +161,12 @@ def _bootstrap(statistic: Statistic, values: np.ndarray, counts: np.ndarray, str
     codes = np.zeros(len(values), dtype=int) if strata is None else np.unique(strata, return_inverse=True)[1]
     sizes = np.bincount(codes, weights=counts).astype(int)
     seed = rng.bit_generator.seed_seq.entropy
-    frame = {"level": level, "n": int(counts.sum()), "n_resamples": n_resamples, "seed": seed if isinstance(seed, int) else None}
+    frame = {
+        "level": level,
+        "n": int(counts.sum()),
+        "n_resamples": n_resamples,
+        "seed": seed if isinstance(seed, int) else None,
+    }
     with np.errstate(all="ignore"):
         value = float(np.ravel(statistic(np.tensordot(counts.astype(float), values, axes=1)[None]))[0])
         if not math.isfinite(value):
@@ -163,7 +190,9 @@ def _check(values: np.ndarray, strata: np.ndarray | None, options: tuple[int, fl
     if strata is not None and len(strata) != len(values):
         raise ValueError(f"strata has {len(strata)} entries for {len(values)} requests; give one per request")
     if not np.isfinite(values).all():
-        raise ValueError("totals hold nan or infinity; a request without a value belongs out of the table, not in a sum")
+        raise ValueError(
+            "totals hold nan or infinity; a request without a value belongs out of the table, not in a sum"
+        )
     if n_resamples < 1 or not 0 < level < 1 or method not in ("BCa", "percentile"):
         raise ValueError(f"n_resamples={n_resamples}, level={level}, method={method!r}: expected 1 or more, a number "
                          "between 0 and 1, 'BCa' or 'percentile'")
@@ -214,7 +243,9 @@ def _bca_shape(statistic: Statistic, values: np.ndarray, counts: np.ndarray, cod
     return (bias, acceleration) if math.isfinite(bias) and math.isfinite(acceleration) else None
 
 
-def _limits(drawn: np.ndarray, shape: tuple[float, float] | None, value: float, level: float) -> tuple[float, float, str]:
+def _limits(
+    drawn: np.ndarray, shape: tuple[float, float] | None, value: float, level: float
+) -> tuple[float, float, str]:
     """Lower limit, upper limit, and the method that gave them."""
     span = drawn.max() - drawn.min()
     if span <= 1e-12 * max(1.0, abs(value)):

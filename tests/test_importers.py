@@ -25,17 +25,26 @@ def test_match_length_is_the_longest_suffix_seen_before(tokens):
     """Brute force: the last n tokens also end at some earlier place."""
     for end, found in enumerate(match_lengths(np.array(tokens, dtype=int))):
         prefix = tokens[:end]
-        seen = [n for n in range(1, min(6, end) + 1) if any(prefix[i:i + n] == prefix[end - n:] for i in range(end - n))]
+        seen = [
+            n for n in range(1, min(6, end) + 1) if any(prefix[i : i + n] == prefix[end - n :] for i in range(end - n))
+        ]
         assert found == max(seen, default=0), (prefix, found)
 
 
 def test_a_hand_made_file_becomes_a_run_folder(tmp_path):
-    """Five emitted values against four: T = 4, remaining 4..1, accepted = value - 1, cut at the end (3 left, 9 emitted)."""
+    """Five emitted values against four: T = 4, remaining 4..1, accepted = value - 1, cut at the end (9 with 3 left)."""
     (tmp_path / "combined_tiny.jsonl").write_text(
-        request("x", [1, 9, 1, 1, 1], [2, 1, 3, 1], [1, 2, 50, 60, 70]) + request("empty", [], [1]) + request("y", [1], [1, 1]))
+        request("x", [1, 9, 1, 1, 1], [2, 1, 3, 1], [1, 2, 50, 60, 70])
+        + request("empty", [], [1])
+        + request("y", [1], [1, 1])
+    )
     run = import_specdecode_bench(tmp_path, tmp_path / "run")
     log = read_log(run)
-    assert validate(run) == [] and log.complete and (log.arms, log.draft_len, log.workloads) == (("ngram", "eagle"), 20, ("tiny",))
+    assert (
+        validate(run) == []
+        and log.complete
+        and (log.arms, log.draft_len, log.workloads) == (("ngram", "eagle"), 20, ("tiny",))
+    )
     assert log.requests == ("tiny/0", "tiny/2") and log.remaining.tolist() == [4, 3, 2, 1, 1]
     assert log.accepted.tolist() == [[0, 1], [3, 0], [0, 2], [0, 0], [0, 0]]
     assert log.emitted.tolist() == [[1, 2], [3, 1], [1, 2], [1, 1], [1, 1]]
@@ -44,7 +53,9 @@ def test_a_hand_made_file_becomes_a_run_folder(tmp_path):
     assert log.request_table["source_id"].tolist() == ["x", "y"]
 
 
-@pytest.mark.parametrize("line", ['{"id": "x"}', request("x", [0], [1]), request("x", [22], [1]), request("x", [1.5], [1]), "[1]", "{"])
+@pytest.mark.parametrize(
+    "line", ['{"id": "x"}', request("x", [0], [1]), request("x", [22], [1]), request("x", [1.5], [1]), "[1]", "{"]
+)
 def test_another_format_is_refused_by_line(tmp_path, line):
     path = tmp_path / "combined_tiny.jsonl"
     path.write_text(request("ok", [1], [1]) + line)
@@ -54,7 +65,9 @@ def test_another_format_is_refused_by_line(tmp_path, line):
         read_specdecode_bench(tmp_path / "..")
 
 
-@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public log is not on this machine (it has no licence, so it is not shipped)")
+@pytest.mark.skipif(
+    not PUBLIC.is_dir(), reason="the public log is not on this machine (it has no licence, so it is not shipped)"
+)
 def test_the_public_log_gives_the_published_tokens_per_block():
     """Fixed arms and match-length gates of policies.md, section 7."""
     log = read_specdecode_bench(PUBLIC)

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsel.log import (
-    LogError, LogWarning, block_view, convert, read_log, require_complete, summary, validate, write_log,
+    LogError,
+    LogWarning,
+    block_view,
+    convert,
+    read_log,
+    require_complete,
+    summary,
+    validate,
+    write_log,
 )
 from specsel.records import encode_row, gzip_bytes
 
@@ -59,8 +67,14 @@ def golden():
 @pytest.fixture
 def run(tmp_path, golden):
     """A run folder with the golden log and a request table."""
-    table = pd.DataFrame({"workload": ["chat", "code"], "request": ["chat/0", "code/0"], "category": ["real:a", "task:b"],
-                          "looping": [True, False]})
+    table = pd.DataFrame(
+        {
+            "workload": ["chat", "code"],
+            "request": ["chat/0", "code/0"],
+            "category": ["real:a", "task:b"],
+            "looping": [True, False],
+        }
+    )
     return write_log(tmp_path / "run", replace(golden, request_table=table), {"target": {"name": "tiny"}})
 
 
@@ -127,6 +141,15 @@ def test_unknown_fields_are_ignored_and_told(tmp_path, golden):
         assert same(read_log(tmp_path / "log.jsonl"), golden)
 
 
+@pytest.mark.parametrize(("path", "field"), [("context", "context.topic"), ("arms.dflash", "arms.*.topic")])
+def test_unknown_fields_are_told_wherever_they_are(tmp_path, path, field):
+    records = changed(1, "context", {})
+    (records[0][path] if path == "context" else records[0]["arms"]["dflash"])["topic"] = 1
+    (tmp_path / "log.jsonl").write_bytes(lines(records))
+    with pytest.warns(LogWarning, match=f"unknown field '{field}'".replace("*", "[*]")):
+        assert validate(tmp_path / "log.jsonl") == []
+
+
 def test_a_clean_log_is_read_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -144,7 +167,9 @@ def test_not_asked_is_not_the_same_as_no_draft(tmp_path):
     log = read_log(tmp_path / "log.jsonl")
     k, row = log.arms.index("ngram"), 9 + 2  # chat/0 has nine positions and comes first
     assert log.proposed[row, k] == -1 and log.accepted[row, k] == 0 and (np.delete(log.proposed[:, k], row) >= 0).all()
-    assert json.loads(encode_row(next(r for r in _rows(log) if r["position"] == 2)))["arms"]["ngram"]["proposed"] is None
+    assert (
+        json.loads(encode_row(next(r for r in _rows(log) if r["position"] == 2)))["arms"]["ngram"]["proposed"] is None
+    )
 
 
 def _rows(log):
@@ -167,10 +192,17 @@ def test_the_arm_behind_a_composite_draft_is_kept(tmp_path):
 # ---- what is refused
 
 
-@pytest.mark.parametrize(("name", "where"), [
-    ("truncated_last_line.jsonl", {20, 21}), ("resume_gap.jsonl", {16}), ("nan_infinity.jsonl", {1, 2, 3, 4}),
-    ("interleaved_writers.jsonl", {3, 4, 6, 7}), ("mixed_schema.jsonl", set(range(1, 22))), ("truncated.jsonl.gz", {None}),
-])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("truncated_last_line.jsonl", {20, 21}),
+        ("resume_gap.jsonl", {16}),
+        ("nan_infinity.jsonl", {1, 2, 3, 4}),
+        ("interleaved_writers.jsonl", {3, 4, 6, 7}),
+        ("mixed_schema.jsonl", set(range(1, 22))),
+        ("truncated.jsonl.gz", {None}),
+    ],
+)
 def test_damaged_files_are_refused_with_file_and_line(name, where):
     """Line numbers from expected.json; line 20, 16 and 3 are the last records before a gap."""
     faults = validate(CASES / name)
@@ -329,10 +361,14 @@ def rewrite(run, records, name="blocks_code.jsonl.gz", **manifest):
     (run / "manifest.json").write_text(json.dumps(old | manifest))
 
 
-@pytest.mark.parametrize(("path", "value", "field", "part"), [
-    ("workload", "chat", "workload", "in the file of workload 'code'"), ("on_path", False, "on_path", "but a block of dflash"),
-    ("arms.dflash.proposed", 8, "arms.dflash.proposed", "above the draft length 7"),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "field", "part"),
+    [
+        ("workload", "chat", "workload", "in the file of workload 'code'"),
+        ("on_path", False, "on_path", "but a block of dflash"),
+        ("arms.dflash.proposed", 8, "arms.dflash.proposed", "above the draft length 7"),
+    ],
+)
 def test_records_must_fit_the_manifest(run, path, value, field, part):
     rewrite(run, changed(1, path, value)[:12])
     faults = validate(run)
@@ -344,13 +380,34 @@ def test_arms_must_be_those_of_the_manifest(run):
     assert {f.field for f in validate(run)} >= {"arms.ngram", "arms.medusa"}
 
 
-@pytest.mark.parametrize(("change", "part"), [
-    ({"schema": 2}, "'schema' is 2"), ({"label": "REPORTED"}, "'label'"), ({"files": None}, "'files'"),
-    ({"arms": ["a", "a"]}, "'arms'")])
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"schema": 2}, "'schema'"),
+        ({"label": "REPORTED"}, "'label'"),
+        ({"files": None}, "'files'"),
+        ({"arms": ["a", "a"]}, "'arms'"),
+        ({"arms": []}, "'arms'"),
+        ({"arms": [1]}, "'arms'"),
+        ({"path_arm": "x"}, "'path_arm'"),
+        ({"draft_len": 0}, "'draft_len'"),
+        ({"files": ["blocks_code.jsonl.gz"]}, "'files'"),
+        ({"files": [{"name": "../x", "sha256": "", "lines": 1}]}, "'files'"),
+    ],
+)
 def test_another_manifest_is_refused(run, change, part):
     rewrite(run, RECORDS[:12], **change)
     with pytest.raises(LogError, match=part):
         read_log(run)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"request":"code/0"}', "{", '{"workload":"a","request":"b"}\n' * 2])
+def test_a_request_table_that_is_none_is_refused(run, text):
+    (run / "requests.jsonl.gz").write_bytes(gzip_bytes(text.encode()))
+    with pytest.raises(LogError, match="requests.jsonl.gz: is not a table of requests"):
+        read_log(run, verify=False)
+    rewrite(run, RECORDS[:12])
+    assert "requests.jsonl.gz" in validate(run)[0].file
 
 
 def test_line_counts_are_checked(run):
@@ -365,10 +422,12 @@ def test_a_folder_without_manifest_or_with_extra_logs_is_refused(run, tmp_path):
     with pytest.raises(LogError, match="blocks_extra.*not listed"):
         read_log(run)
     (run / "manifest.json").unlink()
-    with pytest.raises(LogError, match="manifest.json is missing"):
+    with pytest.raises(LogError, match="manifest.json: is missing"):
         read_log(run)
+    (run / "manifest.json").write_text("{")
+    assert "is not JSON" in validate(run)[0].message
     (run / "manifest.json").write_text("[1]")
-    with pytest.raises(LogError, match="not a JSON object"):
+    with pytest.raises(LogError, match="'schema' is missing"):
         read_log(run)
 
 
@@ -406,8 +465,19 @@ def test_summary_recomputes_from_its_columns(golden):
     """Ratios of sums: block efficiency times blocks is the number of tokens."""
     found = summary(golden)
     assert found["requests"] == {"chat": 1, "code": 1} and found["positions"] == {"chat": 9, "code": 12}
-    assert list(found) == ["run", "label", "arms", "draft_len", "requests", "positions", "mean_accepted", "block_efficiency"]
-    blocks = {a: sum(found["positions"][w] / found["block_efficiency"][w][a] for w in golden.workloads) for a in golden.arms}
+    assert list(found) == [
+        "run",
+        "label",
+        "arms",
+        "draft_len",
+        "requests",
+        "positions",
+        "mean_accepted",
+        "block_efficiency",
+    ]
+    blocks = {
+        a: sum(found["positions"][w] / found["block_efficiency"][w][a] for w in golden.workloads) for a in golden.arms
+    }
     assert blocks == pytest.approx(EXPECTED["golden_small.jsonl"]["blocks_fixed"])
     assert sum(found["mean_accepted"][w]["dflash"] * n for w, n in (("chat", 4), ("code", 7))) == pytest.approx(10)
     json.dumps(found, allow_nan=False)

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from specsel.columns import _columns
 from specsel.records import (
-    STATS, LogError, encode_row, file_entry, gzip_bytes, parse_line, read_text, record_faults, write_bytes_atomically,
+    STATS,
+    LogError,
+    encode_row,
+    file_entry,
+    gzip_bytes,
+    parse_line,
+    read_text,
+    record_faults,
+    write_bytes_atomically,
 )
 
 ARMS = ("dflash", "ngram")
@@ -41,26 +49,73 @@ def put(data: dict, path: str, value: object) -> dict:
 
 
 BROKEN = [
-    ("schema", 2), ("schema", True), ("schema", "1"), ("workload", ""), ("workload", 3), ("workload", "DELETE"),
-    ("request", None), ("request", "DELETE"), ("position", -1), ("position", 1.5), ("position", True), ("position", "2"),
-    ("position", 10**30), ("position", "DELETE"), ("remaining", 0), ("remaining", None), ("remaining", "DELETE"),
-    ("on_path", 1), ("on_path", None), ("on_path", "DELETE"), ("context", []), ("context", "x"),
-    ("context.match_length", 1.5), ("context.match_length", -1), ("context.match_length", False),
-    ("context.target_entropy", -0.1), ("context.target_entropy", "high"), ("context.target_confidence", 1.2),
-    ("arms", {}), ("arms", []), ("arms", None), ("arms", "DELETE"), ("arms.dflash", None), ("arms.dflash", []),
-    ("arms.dflash.proposed", -1), ("arms.dflash.proposed", 2.5), ("arms.dflash.proposed", True),
-    ("arms.dflash.proposed", 100_000), ("arms.dflash.proposed", "DELETE"), ("arms.dflash.proposed", 2),
-    ("arms.dflash.accepted", 8), ("arms.dflash.accepted", -1), ("arms.dflash.accepted", 2.5), ("arms.dflash.accepted", True),
-    ("arms.dflash.accepted", "3"), ("arms.dflash.accepted", None), ("arms.dflash.accepted", "DELETE"),
-    ("arms.dflash.conf_mean", 1.7), ("arms.dflash.conf_mean", 0.1), ("arms.dflash.conf_mean", "0.5"),
-    ("arms.dflash.conf_min", 0.65), ("arms.dflash.conf_min", -0.1), ("arms.dflash.conf_first", 0.3),
-    ("arms.dflash.conf_first", True), ("arms.dflash.ent_mean", -1), ("arms.dflash.ent_mean", [1]),
-    ("arms.dflash.match_length", 0.5), ("arms.dflash.source", "nobody"), ("arms.dflash.source", 1),
+    ("schema", 2),
+    ("schema", True),
+    ("schema", "1"),
+    ("workload", ""),
+    ("workload", 3),
+    ("workload", "DELETE"),
+    ("request", None),
+    ("request", "DELETE"),
+    ("position", -1),
+    ("position", 1.5),
+    ("position", True),
+    ("position", "2"),
+    ("position", 10**30),
+    ("position", "DELETE"),
+    ("remaining", 0),
+    ("remaining", None),
+    ("remaining", "DELETE"),
+    ("on_path", 1),
+    ("on_path", None),
+    ("on_path", "DELETE"),
+    ("context", []),
+    ("context", "x"),
+    ("context.match_length", 1.5),
+    ("context.match_length", -1),
+    ("context.match_length", False),
+    ("context.target_entropy", -0.1),
+    ("context.target_entropy", "high"),
+    ("context.target_confidence", 1.2),
+    ("arms", {}),
+    ("arms", []),
+    ("arms", None),
+    ("arms", "DELETE"),
+    ("arms.dflash", None),
+    ("arms.dflash", []),
+    ("arms.dflash.proposed", -1),
+    ("arms.dflash.proposed", 2.5),
+    ("arms.dflash.proposed", True),
+    ("arms.dflash.proposed", 100_000),
+    ("arms.dflash.proposed", "DELETE"),
+    ("arms.dflash.proposed", 2),
+    ("arms.dflash.accepted", 8),
+    ("arms.dflash.accepted", -1),
+    ("arms.dflash.accepted", 2.5),
+    ("arms.dflash.accepted", True),
+    ("arms.dflash.accepted", "3"),
+    ("arms.dflash.accepted", None),
+    ("arms.dflash.accepted", "DELETE"),
+    ("arms.dflash.conf_mean", 1.7),
+    ("arms.dflash.conf_mean", 0.1),
+    ("arms.dflash.conf_mean", "0.5"),
+    ("arms.dflash.conf_min", 0.65),
+    ("arms.dflash.conf_min", -0.1),
+    ("arms.dflash.conf_first", 0.3),
+    ("arms.dflash.conf_first", True),
+    ("arms.dflash.ent_mean", -1),
+    ("arms.dflash.ent_mean", [1]),
+    ("arms.dflash.match_length", 0.5),
+    ("arms.dflash.source", "nobody"),
+    ("arms.dflash.source", 1),
 ]
 NUMBERS = st.one_of(st.integers(-2, 12), st.floats(-1, 12), st.sampled_from([1e400, -1e400, 10**25, 5e9]))
 VALUES = st.one_of(st.none(), st.booleans(), NUMBERS, st.sampled_from(["", "ngram", "nan"]), st.builds(list),
                    st.builds(dict))
-FIELDS = sorted({path for path, _ in BROKEN} | {f"arms.ngram.{f}" for f in ("proposed", "accepted", *STATS, "match_length", "source")})
+FIELDS = sorted(
+    {path for path, _ in BROKEN}
+    | {f"arms.ngram.{f}" for f in ("proposed", "accepted", *STATS, "match_length", "source")}
+)
 
 
 def test_a_legal_record_has_no_fault():
@@ -75,12 +130,27 @@ def test_every_field_that_is_broken_is_named(path, value):
     assert any(f.startswith(path.rsplit(".", 1)[0]) for f, _ in faults), faults
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    ("schema", "DELETE"), ("schema", 1.0), ("context", "DELETE"), ("context", None), ("context", {}), ("arms.dflash.accepted", 3.0),
-    ("arms.dflash.conf_mean", None), ("arms.dflash.ent_mean", "DELETE"), ("arms.ngram", {"proposed": None}),
-    ("arms.ngram", {"proposed": None, "accepted": None}), ("arms.ngram", {"proposed": None, "accepted": 0}),
-    ("arms.dflash.source", "ngram"), ("extra", 7), ("arms.dflash.conf_p90", 0.5), ("position", 2.0),
-], ids=str)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema", "DELETE"),
+        ("schema", 1.0),
+        ("context", "DELETE"),
+        ("context", None),
+        ("context", {}),
+        ("arms.dflash.accepted", 3.0),
+        ("arms.dflash.conf_mean", None),
+        ("arms.dflash.ent_mean", "DELETE"),
+        ("arms.ngram", {"proposed": None}),
+        ("arms.ngram", {"proposed": None, "accepted": None}),
+        ("arms.ngram", {"proposed": None, "accepted": 0}),
+        ("arms.dflash.source", "ngram"),
+        ("extra", 7),
+        ("arms.dflash.conf_p90", 0.5),
+        ("position", 2.0),
+    ],
+    ids=str,
+)
 def test_missing_is_legal_where_the_schema_allows_it(path, value):
     assert record_faults(put(record(), path, value), ARMS, 7) == []
 
@@ -108,8 +178,14 @@ def test_a_bare_nan_is_not_a_number():
     assert field == "arms.dflash.ent_mean" and "bare word NaN" in message
 
 
-@pytest.mark.parametrize(("text", "part"), [('{"a":1}{"b":2}', "more than one object"), ('{"a":', "not a complete JSON"),
-                                            ("[" * 100_000, "nested too deeply")])
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('{"a":1}{"b":2}', "more than one object"),
+        ('{"a":', "not a complete JSON"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
 def test_a_line_is_exactly_one_json_value(text, part):
     with pytest.raises(ValueError, match=part):
         parse_line(text)

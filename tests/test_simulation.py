@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from specsel.log import LogError, block_view, read_log, summary, validate, write_log
-from specsel.simulation import Model, acceptance_distribution, expected_over_blocks, simulate_positions, true_block_efficiency, true_oracle_gap
+from specsel.simulation import (
+    Model,
+    acceptance_distribution,
+    expected_over_blocks,
+    simulate_positions,
+    true_block_efficiency,
+    true_oracle_gap,
+)
 
 FLIPPING = Model(passage=((0.7, -0.7, 0.0, 0.5), (-0.8, 0.8, 0.3, -0.6)), output_len=(20, 40))
 
@@ -24,7 +31,9 @@ def test_a_simulated_log_is_a_legal_log(tmp_path):
 def test_same_seed_same_log_and_another_seed_another():
     small = replace(FLIPPING, requests_per_workload=3)
     first, again, other = (simulate_positions(small, rng=np.random.default_rng(s)) for s in (5, 5, 6))
-    assert np.array_equal(first.accepted, again.accepted) and first.stats["ent_mean"] == pytest.approx(again.stats["ent_mean"], nan_ok=True)
+    assert np.array_equal(first.accepted, again.accepted) and first.stats["ent_mean"] == pytest.approx(
+        again.stats["ent_mean"], nan_ok=True
+    )
     assert first.n_positions != other.n_positions or not np.array_equal(first.accepted, other.accepted)
 
 
@@ -37,8 +46,17 @@ def test_acceptance_probabilities_sum_to_one():
 def test_expected_blocks_of_a_hand_computed_request():
     """One arm accepts each token with probability 1/2, L = 1, two tokens to emit, no request effect: from position 0
     one block (accepted) or two: 1 + 1/2 = 1.5."""
-    model = Model(arms=("a",), workloads=("w",), logit=((0.0,),), passage=((0.0,),), request_sd=0.0, no_draft=(0.0,), silent=(),
-                  output_len=(2, 2), draft_len=1)
+    model = Model(
+        arms=("a",),
+        workloads=("w",),
+        logit=((0.0,),),
+        passage=((0.0,),),
+        request_sd=0.0,
+        no_draft=(0.0,),
+        silent=(),
+        output_len=(2, 2),
+        draft_len=1,
+    )
     assert expected_over_blocks(model, 0) == pytest.approx([1.5])
     assert true_block_efficiency(model) == pytest.approx([4 / 3])
     assert true_oracle_gap(model, 0) == pytest.approx(0.0)
@@ -87,8 +105,18 @@ def test_any_number_of_arms_and_workloads():
     assert log.n_arms == 10 and summary(log)["requests"] == {"only": 2}
 
 
-@pytest.mark.parametrize(("field", "value"), [("logit", ((0.0,),)), ("passage", ()), ("no_draft", (2.0, 0, 0, 0)), ("signal", 1.5),
-                                              ("silent", ("nobody",)), ("output_len", (9, 3)), ("passage_len", 0.5)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit", ((0.0,),)),
+        ("passage", ()),
+        ("no_draft", (2.0, 0, 0, 0)),
+        ("signal", 1.5),
+        ("silent", ("nobody",)),
+        ("output_len", (9, 3)),
+        ("passage_len", 0.5),
+    ],
+)
 def test_a_model_that_makes_no_sense_is_refused(field, value):
     with pytest.raises(LogError, match=field):
         replace(Model(), **{field: value})

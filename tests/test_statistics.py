@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,14 @@ from specsel import statistics
 from specsel.log import block_view, read_log
 from specsel.simulation import Model, simulate_positions, true_block_efficiency, true_oracle_gap
 from specsel.statistics import (
-    bootstrap_requests, bootstrap_rows, holm, paired_difference, paired_gain, pooled_ratio, ratio, request_sums,
+    bootstrap_requests,
+    bootstrap_rows,
+    holm,
+    paired_difference,
+    paired_gain,
+    pooled_ratio,
+    ratio,
+    request_sums,
 )
 
 CASES = Path(__file__).parent / "cases"
@@ -44,8 +50,15 @@ def totals():
 @pytest.mark.parametrize("method", ["BCa", "percentile"])
 def test_limits_equal_those_of_scipy_draw_by_draw(totals, method):
     ours = bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=2000, method=method)
-    theirs = stats.bootstrap((totals[:, 0], totals[:, 1]), lambda x, y, axis: x.sum(axis) / y.sum(axis), paired=True, vectorized=True,
-                             n_resamples=2000, method=method, rng=rng()).confidence_interval
+    theirs = stats.bootstrap(
+        (totals[:, 0], totals[:, 1]),
+        lambda x, y, axis: x.sum(axis) / y.sum(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=2000,
+        method=method,
+        rng=rng(),
+    ).confidence_interval
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-12) and ours.method == method
 
 
@@ -55,8 +68,14 @@ def test_strata_equal_the_independent_samples_of_scipy(method):
     first, second = rng(1).exponential(1.0, 20), rng(2).exponential(3.0, 35)
     ours = bootstrap_requests(lambda s: s[..., 0] / 55, np.concatenate([first, second])[:, None],
                               strata=np.repeat(["a", "b"], [20, 35]), rng=rng(), n_resamples=2000, method=method)
-    theirs = stats.bootstrap((first, second), lambda x, y, axis: (20 * x.mean(axis) + 35 * y.mean(axis)) / 55, vectorized=True,
-                             n_resamples=2000, method=method, rng=rng()).confidence_interval
+    theirs = stats.bootstrap(
+        (first, second),
+        lambda x, y, axis: (20 * x.mean(axis) + 35 * y.mean(axis)) / 55,
+        vectorized=True,
+        n_resamples=2000,
+        method=method,
+        rng=rng(),
+    ).confidence_interval
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
 
 
@@ -78,10 +97,21 @@ def test_equal_rows_drawn_together_have_the_same_distribution(totals):
 
 # ---- calibration
 
-CORPORA, BAND = 400, range(368, 393)  # about 2.75 binomial standard errors; seed, size and band fixed before the first run
-COVERAGE = Model(arms=("a", "b"), workloads=("u", "v", "w"), logit=((0.6, 0.2), (0.9, 0.7), (0.1, 0.4)),
-                 passage=((0.6, -0.6), (-0.6, 0.6)), request_sd=0.8, no_draft=(0.0, 0.1), silent=(), requests_per_workload=40,
-                 output_len=(20, 40))
+CORPORA, BAND = (
+    400,
+    range(368, 393),
+)  # about 2.75 binomial standard errors; seed, size and band fixed before the first run
+COVERAGE = Model(
+    arms=("a", "b"),
+    workloads=("u", "v", "w"),
+    logit=((0.6, 0.2), (0.9, 0.7), (0.1, 0.4)),
+    passage=((0.6, -0.6), (-0.6, 0.6)),
+    request_sd=0.8,
+    no_draft=(0.0, 0.1),
+    silent=(),
+    requests_per_workload=40,
+    output_len=(20, 40),
+)
 
 
 def corpora(statistic_of):
@@ -102,13 +132,20 @@ def best_and_dominant(view):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows_of", "statistic", "truth"), [
-    (emitted_and_blocks, pooled_ratio, true_block_efficiency(COVERAGE)[0]), (best_and_dominant, gap, true_oracle_gap(COVERAGE, 0)),
-], ids=["block_efficiency", "oracle_gap"])
+@pytest.mark.parametrize(
+    ("rows_of", "statistic", "truth"),
+    [
+        (emitted_and_blocks, pooled_ratio, true_block_efficiency(COVERAGE)[0]),
+        (best_and_dominant, gap, true_oracle_gap(COVERAGE, 0)),
+    ],
+    ids=["block_efficiency", "oracle_gap"],
+)
 def test_request_bootstrap_covers_the_truth_at_its_nominal_rate(rows_of, statistic, truth):
     held, draw = 0, rng(1)
     for rows, request_of, strata in corpora(rows_of):
-        found = bootstrap_requests(statistic, request_sums(rows, request_of, len(strata)), strata=strata, rng=draw, n_resamples=2000)
+        found = bootstrap_requests(
+            statistic, request_sums(rows, request_of, len(strata)), strata=strata, rng=draw, n_resamples=2000
+        )
         held += found.low <= truth <= found.high
     assert held in BAND, f"{held} of {CORPORA} intervals hold the truth {truth}"
 
@@ -133,7 +170,9 @@ def test_clustered_requests_give_the_exact_interval_and_blocks_a_narrower_one():
     assert requests.value == blocks.value == pytest.approx(expected["oracle_gap"], abs=1e-6)
     assert (requests.low, requests.high) == pytest.approx(expected["request_bootstrap_95_exact"], abs=0.03)
     assert (requests.n, blocks.n) == (4, 48)
-    assert (requests.high - requests.low) / (blocks.high - blocks.low) == pytest.approx(expected["width_ratio_request_over_block"], rel=0.1)
+    assert (requests.high - requests.low) / (blocks.high - blocks.low) == pytest.approx(
+        expected["width_ratio_request_over_block"], rel=0.1
+    )
 
 
 def test_percentile_interval_equals_full_enumeration():
@@ -149,7 +188,9 @@ def test_percentile_interval_equals_full_enumeration():
 
 
 def test_seed_actually_controls_the_draws(totals):
-    first, again, other = (bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(s), n_resamples=300) for s in (3, 3, 4))
+    first, again, other = (
+        bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(s), n_resamples=300) for s in (3, 3, 4)
+    )
     assert first == again and (first.low, first.high) != (other.low, other.high) and first.seed == 3
 
 
@@ -188,8 +229,12 @@ def test_paired_requests_are_resampled_together(totals):
 
 def test_p_value_is_small_for_a_real_difference_and_never_zero(totals):
     noise = rng(6).normal(0, 1, 60)
-    real = paired_difference(pooled_ratio, totals + np.stack([totals[:, 1] + noise, 0 * noise], 1), totals, strata=None, rng=rng())
-    none = paired_difference(pooled_ratio, totals + np.stack([noise - noise.mean(), 0 * noise], 1), totals, strata=None, rng=rng())
+    real = paired_difference(
+        pooled_ratio, totals + np.stack([totals[:, 1] + noise, 0 * noise], 1), totals, strata=None, rng=rng()
+    )
+    none = paired_difference(
+        pooled_ratio, totals + np.stack([noise - noise.mean(), 0 * noise], 1), totals, strata=None, rng=rng()
+    )
     assert 0 < real.p < 0.001 and none.p > 0.5 and none.low < 0 < none.high
     assert bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=50).p is None
 
@@ -230,6 +275,14 @@ def test_resamples_without_a_value_are_dropped_and_counted():
     found = bootstrap_requests(pooled_ratio, sums, strata=None, rng=rng(), n_resamples=10_000)
     assert found.value == 66.0 and found.dropped == pytest.approx(3520, abs=250) and found.method == "percentile"
     assert found.low < found.value and np.isfinite(found.high)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_statistic_without_a_value_in_any_resample_has_no_interval():
+    """A statistic that has a value on the data and none in any resample."""
+    values = iter([1.0])
+    found = bootstrap_requests(lambda s: next(values, np.nan), np.ones((12, 2)), strata=None, rng=rng(), n_resamples=50)
+    assert (found.value, found.low, found.dropped) == (1.0, None, 50) and found.method == "undefined: no resample has a value"
 
 
 def test_a_stratum_of_one_request_adds_no_spread(totals):
