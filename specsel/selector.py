@@ -101,16 +101,15 @@ def _design(x: np.ndarray, fill: np.ndarray) -> np.ndarray:
 
 
 def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features: Sequence[str] = STATS,
-                 thresholds: Sequence[float] = THRESHOLDS, weights: np.ndarray | None = None,
-                 trained_on: Mapping[str, Any] | None = None) -> Selector:
+                 thresholds: Sequence[float] = THRESHOLDS, trained_on: Mapping[str, Any] | None = None) -> Selector:
     """Fit model and threshold on the blocks of `train` (B,) bool, and on nothing else.
 
-    Missing values become training means plus an indicator. weights (B,) counts each block. The threshold follows `CRITERION`
-    in an inner leave-one-workload-out loop (five folds of requests where one workload, or no scorable one, is left).
+    Missing values become training means plus an indicator. The threshold follows `CRITERION` in an inner leave-one-workload-out
+    loop (five folds of requests where one workload, or no scorable one, is left).
     Raises NotFitted when the training blocks hold one class or no value of any feature.
     """
     train = np.ones(blocks.n_blocks, dtype=bool) if train is None else train
-    model = _fit(blocks, train, features, weights)
+    model = fit_model(blocks, train, features)
     search = _threshold_search(blocks, train, features, thresholds)
     best = max(range(len(search)), key=lambda i: (search[i][1], search[i][0]))
     used = np.unique(blocks.request_of[train])
@@ -120,8 +119,8 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
                     search=tuple(search), trained_on=trained)
 
 
-def _fit(blocks: BlockLog, train: np.ndarray, features: Sequence[str], weights: np.ndarray | None = None) -> dict[str, Any]:
-    """Fill values, scaler and coefficients from the training rows."""
+def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str], weights: np.ndarray | None = None) -> dict[str, Any]:
+    """Fill values, scaler and coefficients from the training rows; weights (B,) count each block."""
     x, label = feature_matrix(blocks.stats, first_arm(blocks), features)[train], gains(blocks)[train] > 0
     if label.all() or not label.any():
         raise NotFitted("not fitted: one class (the training blocks are " + ("all" if label.any() else "never") + " worth a redraft)")
@@ -161,7 +160,7 @@ def _threshold_search(blocks: BlockLog, train: np.ndarray, features: Sequence[st
 def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Sequence[str] = STATS) -> np.ndarray | None:
     """Probabilities on the held rows of a model fitted on the training rows, None where that cannot be fitted."""
     try:
-        model = _fit(blocks, train, features)
+        model = fit_model(blocks, train, features)
     except NotFitted:
         return None
     applied = Selector(blocks.arms, blocks.path_arm, blocks.draft_len, tuple(features), **model, threshold=0.5)
