@@ -159,7 +159,8 @@ def _columns(records: list[dict], arms: tuple[str, ...], draft_len: int | None) 
     fields = {f: [r[f] for r in records] for f in REQUIRED}
     versions = [r[f] for r in records for f in ("schema", "schema_version") if f in r]
     if (not _only(fields["workload"], str) or not _only(fields["request"], str) or not _only(fields["on_path"], bool)
-            or not all(fields["workload"]) or not all(fields["request"])
+            or not all(fields["workload"] + fields["request"])
+            or not "".join(fields["workload"] + fields["request"]).isprintable()
             or not set(map(type, versions)) <= {int, float} or set(versions) - {SCHEMA}
             or set(map(len, fields["arms"])) != {len(arms)}):
         return None

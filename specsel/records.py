@@ -95,8 +95,8 @@ def real_fault(value: object, highest: float) -> str:
 
 def text_fault(value: object) -> str:
     """Why a value is not a name; empty when it is one."""
-    return "" if isinstance(value, str) and value and not isinstance(value, BareNumber) else (
-        f"is {shown(value)}, expected a name (text)")
+    named = isinstance(value, str) and value and not isinstance(value, BareNumber)
+    return "" if named and value.isprintable() else f"is {shown(value)}, expected a name (printable text)"
 
 
 def highest_of(field: str) -> float:

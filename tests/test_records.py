@@ -56,6 +56,8 @@ BROKEN = [
     ("workload", 3),
     ("workload", "DELETE"),
     ("request", None),
+    ("request", "a\ud800"),
+    ("request", "a\nb"),
     ("request", "DELETE"),
     ("position", -1),
     ("position", 1.5),

@@ -282,7 +282,11 @@ def test_a_statistic_without_a_value_in_any_resample_has_no_interval():
     """A statistic that has a value on the data and none in any resample."""
     values = iter([1.0])
     found = bootstrap_requests(lambda s: next(values, np.nan), np.ones((12, 2)), strata=None, rng=rng(), n_resamples=50)
-    assert (found.value, found.low, found.dropped) == (1.0, None, 50) and found.method == "undefined: no resample has a value"
+    assert (found.value, found.low, found.dropped) == (
+        1.0,
+        None,
+        50,
+    ) and found.method == "undefined: no resample has a value"
 
 
 def test_a_stratum_of_one_request_adds_no_spread(totals):
