@@ -106,7 +106,7 @@ def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: s
 
 
 def make_claim(name: str, value: Any, *, label: Label | str, unit: str = "", function: str = "", source: str = "",
-               origin: Mapping[str, str] | None = None, headline: bool = False, reason: str = "") -> Claim:
+               origin: Mapping[str, str] | None = None, headline: bool = False, reason: str = "", n: int | None = None) -> Claim:
     """Build and check a claim from a number, a sentence, or an Estimate (then interval, n and method come with it).
 
     Raises ClaimError for NaN or infinity, for a headline number without interval, for an undefined value without reason,
@@ -121,7 +121,7 @@ def make_claim(name: str, value: Any, *, label: Label | str, unit: str = "", fun
     if estimate and not reason and str(parts["method"]).startswith(("undefined", "degenerate")):
         reason = str(parts["method"])
     claim = Claim(name=name, value=_plain(name, value), unit=unit, label=Label(label), headline=headline, reason=reason,
-                  origin=_clean({**(origin or {}), "function": function, "source": source}), **parts)
+                  origin=_clean({**(origin or {}), "function": function, "source": source}), **{"n": n, **parts})
     _check(claim)
     return claim
 

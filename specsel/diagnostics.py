@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog
-from specsel.redraft import bootstrap_many, capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
+from specsel.redraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
 from specsel.selector import LowoTable, NotFitted, Selector, feature_matrix, fit_model, fit_selector
 from specsel.statistics import ratio, request_sums
 

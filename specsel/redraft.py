@@ -5,15 +5,10 @@ ratio of per-request sums, so that requests can be resampled. Not handled here: 
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping
-from typing import Any
-
 import numpy as np
 
-from specsel import statistics as st
 from specsel.log import BlockLog, PositionLog, SpecselError, block_view
-from specsel.statistics import Estimate, Statistic, ratio
+from specsel.statistics import ratio, request_sums
 
 BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
 
@@ -47,7 +42,7 @@ def redraft_sums(blocks: BlockLog, redraft: np.ndarray, *, count: str = "emitted
     gain, redraft = gains(blocks, count=count), np.asarray(redraft, dtype=bool)
     base = getattr(blocks, count)[:, first_arm(blocks)]
     columns = (base, gain, gain * redraft, redraft, np.ones(len(gain)))
-    return st.request_sums(np.stack(columns, axis=1), blocks.request_of, len(blocks.requests))
+    return request_sums(np.stack(columns, axis=1), blocks.request_of, len(blocks.requests))
 
 
 def oracle_gap(sums: np.ndarray) -> np.ndarray:
@@ -93,50 +88,3 @@ def token_gain(sums: np.ndarray) -> np.ndarray:
     0.3
     """
     return ratio(sums[..., TAKEN], sums[..., BASE])
-
-
-def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray, *, strata: np.ndarray | None,
-                   rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
-                   columns: Mapping[Hashable, Any] | None = None, null: Mapping[Hashable, float] | None = None) -> dict[Hashable, Estimate]:
-    """`bootstrap_requests` for many statistics of the same sums (R, *S), from one set of resamples: all of them are paired.
-
-    columns: name -> index into S that this statistic sees (default: everything); null: name -> value, the Estimate of that
-    statistic gets the two-sided bootstrap p-value of being equal to it.
-    """
-    totals, kept = np.asarray(totals, dtype=float), []
-    codes = np.zeros(len(totals), dtype=int) if strata is None else np.unique(strata, return_inverse=True)[1]
-
-    def keep(sums: np.ndarray) -> np.ndarray:
-        kept.append(sums)
-        return np.zeros(len(sums))
-
-    if len(totals):
-        st._resample(keep, totals, np.ones(len(totals), dtype=int), codes, rng, n_resamples)
-    sums = np.concatenate(kept) if kept else np.zeros((0, *totals.shape[1:]))
-    seed = rng.bit_generator.seed_seq.entropy
-    frame = {"level": level, "n": len(totals), "n_resamples": n_resamples, "seed": seed if isinstance(seed, int) else None}
-    found = {}
-    for name, statistic in statistics.items():
-        at = (columns or {}).get(name, Ellipsis)
-        at = (slice(None), *at) if isinstance(at, tuple) else (slice(None), at)
-        found[name] = _estimate(statistic, totals[at], sums[at], codes, frame, (null or {}).get(name))
-    return found
-
-
-def _estimate(statistic: Statistic, totals: np.ndarray, sums: np.ndarray, codes: np.ndarray, frame: dict, null: float | None) -> Estimate:
-    """One statistic of resampled sums that are there already."""
-    with np.errstate(all="ignore"):
-        value = float(np.ravel(statistic(totals.sum(axis=0)[None]))[0])
-        if not math.isfinite(value):
-            return Estimate(None, None, None, method="undefined: the denominator is 0", **frame)
-        if np.bincount(codes).max() < 2:
-            return Estimate(value, None, None, method="undefined: one request has no spread", **frame)
-        drawn = np.broadcast_to(statistic(sums), (len(sums),)).astype(float)
-        kept = drawn[np.isfinite(drawn)]
-        if not len(kept):
-            return Estimate(value, None, None, method="undefined: no resample has a value", **frame)
-        counts = np.ones(len(totals), dtype=int)
-        shape = st._bca_shape(statistic, totals, counts, codes, kept, value) if len(totals) >= st.SMALLEST_BCA else None
-    low, high, method = st._limits(kept, shape, value, frame["level"])
-    return Estimate(value, low, high, method=method, dropped=len(drawn) - len(kept),
-                    p=None if null is None else st._p_value(kept - null), **frame)

@@ -19,8 +19,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from specsel.breakeven import Costs
+from specsel.intervals import bootstrap_many
 from specsel.log import PositionLog, SpecselError, block_view, require_complete
-from specsel.redraft import bootstrap_many, dominant_blocks
+from specsel.redraft import dominant_blocks
 from specsel.replay import Replay, oracle_dp
 from specsel.selector import NotFitted, Selector, fit_selector
 from specsel.statistics import ratio, request_sums

@@ -18,12 +18,14 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog, PositionLog, SpecselError, write_bytes_atomically
 from specsel.redraft import (
-    BLOCKS, GAIN, bootstrap_many, capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill, token_gain,
+    BLOCKS, GAIN, capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill, token_gain,
 )
 from specsel.statistics import Estimate, holm
 
+MAX_ROWS = 200_000  # training blocks of one fit, thinned evenly; the learning curve is flat long before
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 CRITERION = ("highest mean of capture - redraft rate (height above random redrafting) over the training workloads, each judged by "
              "a model that has not seen it; ties go to the highest threshold")
@@ -121,12 +123,14 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
 
 def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str], weights: np.ndarray | None = None) -> dict[str, Any]:
     """Fill values, scaler and coefficients from the training rows; weights (B,) count each block."""
-    x, label = feature_matrix(blocks.stats, first_arm(blocks), features)[train], gains(blocks)[train] > 0
+    rows = np.flatnonzero(train)
+    rows = rows[::max(1, -(-len(rows) // MAX_ROWS))]
+    x, label = feature_matrix(blocks.stats, first_arm(blocks), features)[rows], gains(blocks)[rows] > 0
     if label.all() or not label.any():
         raise NotFitted("not fitted: one class (the training blocks are " + ("all" if label.any() else "never") + " worth a redraft)")
     if np.isnan(x).all():
         raise NotFitted(f"not fitted: '{blocks.path_arm}' has no value of {', '.join(features)} in the training blocks")
-    weights = None if weights is None else weights[train]
+    weights = None if weights is None else weights[rows]
     counts = ~np.isnan(x)
     fill = np.where(counts, x, 0).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
     scaler = StandardScaler().fit(_design(x, fill), sample_weight=weights)
@@ -150,11 +154,20 @@ def _threshold_search(blocks: BlockLog, train: np.ndarray, features: Sequence[st
         for group in np.unique(groups[train]):
             held = train & (groups == group)
             if gain[held].sum() > 0 and (probability := out_of_fold(blocks, train & (groups != group), held, features)) is not None:
-                chosen = probability[:, None] >= np.array(thresholds)
-                scores.append(gain[held] @ chosen / gain[held].sum() - chosen.mean(axis=0))
+                scores.append(_heights(probability, gain[held], thresholds))
         if scores:
             return list(zip(map(float, thresholds), np.mean(scores, axis=0).tolist()))
     raise NotFitted("not fitted: no fold of the training blocks can judge a threshold (no gain, or one class without it)")
+
+
+def _heights(probability: np.ndarray, gain: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
+    """(T,) capture - redraft rate of redrafting where probability >= threshold."""
+    order = np.argsort(thresholds, kind="stable")
+    passed = np.searchsorted(np.asarray(thresholds)[order], probability, side="right")
+    taken, chosen = (np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:] for w in (gain, None))
+    found = np.empty(len(order))
+    found[order] = taken / gain.sum() - chosen / len(gain)
+    return found
 
 
 def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Sequence[str] = STATS) -> np.ndarray | None:
@@ -240,17 +253,21 @@ def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resa
     sums = redraft_sums(blocks, redraft)
     fitted = np.array([isinstance(s, Selector) for s in found], dtype=bool)[blocks.workload]
 
-    def estimate(requests: np.ndarray) -> dict[str, Estimate]:
-        drawn = bootstrap_many(RATIOS, sums[requests], strata=blocks.workload[requests], rng=rng, n_resamples=n_resamples,
-                               level=level, null={"skill": 1.0})
-        return {key: e if e.value is not None else replace(e, method=UNDEFINED[key]) for key, e in drawn.items()}
-
-    estimates = [estimate(blocks.workload == w) for w in range(len(blocks.workloads))]
-    tested = [w for w, e in enumerate(estimates) if isinstance(found[w], Selector) and e["skill"].defined]
+    scopes = {w: [w] for w in range(len(blocks.workloads))} | {"all": np.unique(blocks.workload[fitted])}
+    names = {(scope, key): part for scope, part in scopes.items() for key in RATIOS}
+    drawn = bootstrap_many({name: RATIOS[name[1]] for name in names}, sums, strata=blocks.workload, rng=rng, n_resamples=n_resamples,
+                           level=level, within=names, null={name: 1.0 for name in names if name[1] == "skill"})
+    estimates = {scope: {key: _worded(drawn[scope, key], key) for key in RATIOS} for scope in scopes}
+    tested = [w for w, s in enumerate(found) if isinstance(s, Selector) and estimates[w]["skill"].defined]
     adjusted = dict(zip(tested, holm(np.array([estimates[w]["skill"].p for w in tested])).tolist()))
     rows = tuple(_row(blocks, w, selector, estimates[w], adjusted.get(w)) for w, selector in enumerate(found))
-    pooled = estimate(fitted) if fitted.any() else _undefined(estimates[0], "not fitted for any workload")
+    pooled = estimates["all"] if fitted.any() else _undefined(estimates["all"], "not fitted for any workload")
     return LowoTable(rows, probability, redraft, sums, fitted, pooled)
+
+
+def _worded(estimate: Estimate, key: str) -> Estimate:
+    """The same estimate, its reason in the words of the quantity."""
+    return estimate if estimate.value is not None else replace(estimate, method=UNDEFINED[key])
 
 
 def _undefined(like: Mapping[str, Estimate], reason: str) -> dict[str, Estimate]:
@@ -292,27 +309,34 @@ def verdict(estimates: Mapping[str, Estimate], p_holm: float | None) -> Verdict:
 # ---- the threshold frontier
 
 
+def frontier_sums(blocks: BlockLog, probability: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
+    """(R, T, 5) `redraft_sums` of every (ascending) threshold at once; blocks with nan probability count nowhere."""
+    known, n_bins = np.isfinite(probability), len(thresholds) + 1
+    passed = np.searchsorted(thresholds, probability, side="right")  # thresholds that the block reaches
+    cell = blocks.request_of[known] * n_bins + passed[known]
+
+    def reached(weights: np.ndarray) -> np.ndarray:
+        table = np.bincount(cell, weights=weights, minlength=len(blocks.requests) * n_bins).reshape(-1, n_bins)
+        return table[:, ::-1].cumsum(axis=1)[:, ::-1]  # column t: blocks that reach at least t thresholds
+
+    base = blocks.emitted[known, first_arm(blocks)].astype(float)
+    gain, one = reached(gains(blocks)[known].astype(float)), reached(np.ones(len(base)))
+    whole = [np.broadcast_to(x[:, :1], gain[:, 1:].shape) for x in (reached(base), gain, one)]
+    return np.stack([whole[0], whole[1], gain[:, 1:], one[:, 1:], whole[2]], axis=-1)
+
+
 def frontier(blocks: BlockLog, probability: np.ndarray, *, rng: np.random.Generator, n_resamples: int = 2_000, level: float = 0.95,
              thresholds: Sequence[float] = tuple(np.round(np.linspace(0, 1, 101), 2))) -> pd.DataFrame:
     """Capture against redraft rate over all thresholds, for all workloads together ("all") and each alone.
 
     probability (B,), nan = block left out. Columns: scope, threshold, redraft_rate, capture, low, high (of the capture at this
-    threshold), skill, token_gain, requests, blocks. A scope without any gain has no capture and no rows.
+    threshold), skill, token_gain, oracle_gap, requests, blocks. A scope without any gain has no capture and no rows.
     """
-    known, n_bins = np.isfinite(probability), len(thresholds) + 1
-    passed = np.searchsorted(np.sort(thresholds), probability, side="right")  # thresholds that the block reaches
-    cell = blocks.request_of[known] * n_bins + passed[known]
-
-    def reached(weights: np.ndarray) -> np.ndarray:
-        table = np.bincount(cell, weights=weights, minlength=len(blocks.requests) * n_bins).reshape(-1, n_bins)
-        return table[:, ::-1].cumsum(axis=1)[:, ::-1]  # (R, T + 1), column t: at least t thresholds reached
-
-    base = blocks.emitted[known, first_arm(blocks)].astype(float)
-    gain, one = reached(gains(blocks)[known].astype(float)), reached(np.ones(len(base)))
-    whole = [np.broadcast_to(x[:, :1], gain[:, 1:].shape) for x in (reached(base), gain, one)]
-    totals = np.stack([whole[0], whole[1], gain[:, 1:], one[:, 1:], whole[2]], axis=-1)  # (R, T, 5)
-    scopes = {"all": one[:, 0] > 0} | {name: (one[:, 0] > 0) & (blocks.workload == w) for w, name in enumerate(blocks.workloads)}
-    tables = [_frontier_of(scope, totals[at], blocks.workload[at], np.sort(thresholds), rng, (n_resamples, level))
+    thresholds = np.sort(thresholds)
+    totals = frontier_sums(blocks, probability, thresholds)
+    used = totals[:, 0, BLOCKS] > 0
+    scopes = {"all": used} | {name: used & (blocks.workload == w) for w, name in enumerate(blocks.workloads)}
+    tables = [_frontier_of(scope, totals[at], blocks.workload[at], thresholds, rng, (n_resamples, level))
               for scope, at in scopes.items() if totals[at, 0, GAIN].sum() > 0]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=FRONTIER)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsel import redraft as rd
+from specsel.intervals import bootstrap_many
 from specsel.log import block_view, read_log
 from specsel.simulation import Model, simulate_positions
-from specsel.statistics import bootstrap_requests
 
 CASES = Path(__file__).parent / "cases"
 
@@ -37,7 +37,7 @@ def test_a_block_anchored_log_has_the_same_gap():
 def test_identical_arms_have_gap_zero_and_undefined_capture_and_skill():
     view = rd.dominant_blocks(read_log(CASES / "all_tied.jsonl"))
     sums = rd.redraft_sums(view, np.ones(view.n_blocks, dtype=bool))
-    found = rd.bootstrap_many({f.__name__: f for f in (rd.oracle_gap, rd.capture, rd.skill)}, sums, strata=None,
+    found = bootstrap_many({f.__name__: f for f in (rd.oracle_gap, rd.capture, rd.skill)}, sums, strata=None,
                               rng=np.random.default_rng(1), n_resamples=100)
     assert view.path_arm == "dflash"
     assert (found["oracle_gap"].value, found["oracle_gap"].method) == (0.0, "degenerate")
@@ -71,27 +71,3 @@ def test_the_dominant_arm_needs_the_fewest_blocks(blocks):
     log = read_log(CASES / "golden_small.jsonl")
     assert rd.dominant_blocks(log).path_arm == "dflash"  # 11 blocks against 12, 13, 17
     assert rd.dominant_blocks(read_log(CASES / "loop_inflated.jsonl")).path_arm == "cascade"  # 35 blocks against 37, 45, 54
-
-
-def test_many_intervals_at_once_equal_the_same_intervals_one_by_one(blocks):
-    sums = rd.redraft_sums(blocks, np.arange(blocks.n_blocks) % 3 == 0)
-    ratios = {"gap": rd.oracle_gap, "skill": rd.skill}
-    many = rd.bootstrap_many(ratios, sums, strata=blocks.workload, rng=np.random.default_rng(5), n_resamples=500, null={"skill": 1.0})
-    for name, ratio in ratios.items():
-        one = bootstrap_requests(ratio, sums, strata=blocks.workload, rng=np.random.default_rng(5), n_resamples=500)
-        assert (many[name].low, many[name].high, many[name].method) == (one.low, one.high, one.method)
-    assert 0 < many["skill"].p <= 1 and many["gap"].p is None
-
-
-def test_a_statistic_may_look_at_its_own_columns_only(blocks):
-    sums = rd.redraft_sums(blocks, np.arange(blocks.n_blocks) % 3 == 0)
-    wide = np.stack([sums, 2 * sums], axis=1)
-    found = rd.bootstrap_many({"a": rd.skill, "b": rd.skill}, wide, strata=None, rng=np.random.default_rng(5), n_resamples=200,
-                              columns={"a": 0, "b": (1, slice(None))})
-    assert found["a"].value == pytest.approx(found["b"].value) and found["a"].low == pytest.approx(found["b"].low)
-
-
-def test_no_requests_and_one_request_give_a_reason():
-    for rows, words in ((0, "denominator"), (1, "one request")):
-        found = rd.bootstrap_many({"gap": rd.oracle_gap}, np.ones((rows, 5)), strata=None, rng=np.random.default_rng(0))["gap"]
-        assert found.low is None and words in found.method
