@@ -1,0 +1,1 @@
+"""The engine: target, drafters, harness. Needs the extra ``engine`` (torch, transformers)."""

@@ -1,0 +1,59 @@
+"""``cascade``: the lookup draft when its match is long enough, else the draft of a neural drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specsel.engine.draft import Drafts
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeConfig:
+    """Shortest match in tokens that lets the lookup draft, and the name of the drafter that drafts otherwise."""
+
+    n_switch: int = 4
+    fallback: str = "dflash"
+
+
+def combine(lookup: Drafts, fallback: Drafts, config: CascadeConfig) -> Drafts:
+    """Row by row the lookup draft where its match is at least ``n_switch``, else the fallback's draft, tagged with its source.
+
+    On rows without a long match the arm is therefore identical to its fallback. A short lookup draft is not padded.
+    """
+    use = (lookup.match_length >= config.n_switch) & (lookup.proposed > 0)
+    return Drafts(np.where(use[:, None], lookup.tokens, fallback.tokens), np.where(use, lookup.proposed, fallback.proposed),
+                  np.where(use[:, None], np.nan, fallback.confidence), np.where(use[:, None], np.nan, fallback.entropy),
+                  match_length=lookup.match_length, source=np.where(use, 0, 1), sources=("ngram", config.fallback))
+
+
+class Cascade:
+    """Composite drafter over two drafters that are kept up to date by whoever owns them: it has no state of its own."""
+
+    name = "cascade"
+    needs_taps = False
+
+    def __init__(self, ngram, fallback, config: CascadeConfig | None = None) -> None:
+        self.ngram, self.fallback, self.config = ngram, fallback, config or CascadeConfig(fallback=fallback.name)
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def extend(self, tokens: list[int], taps: object = None) -> None:
+        """Nothing to learn: the two parts are extended by their owner."""
+
+    def propose(self, draft_len: int) -> Drafts:
+        """One draft from the current anchor; the fallback runs only when the lookup has no long match."""
+        lookup = self.ngram.propose(draft_len)
+        if lookup.match_length[0] >= self.config.n_switch and lookup.proposed[0] > 0:
+            return replace(lookup, source=np.array([0]), sources=("ngram", self.config.fallback))
+        return combine(lookup, self.fallback.propose(draft_len), self.config)
+
+    def combine(self, lookup: Drafts, fallback: Drafts) -> Drafts:
+        """The arm's drafts from those of its two parts at the same anchors."""
+        return combine(lookup, fallback, self.config)
+
+    def propose_all(self, tokens: list[int], n_prompt: int, taps: object, draft_len: int) -> Drafts:
+        """The batched twin: both parts at every anchor, combined row by row."""
+        return self.combine(*(part.propose_all(tokens, n_prompt, taps, draft_len) for part in (self.ngram, self.fallback)))

@@ -1,0 +1,110 @@
+"""Speculative decoding of one request: draft, verify the union in one target pass, commit, roll the caches back, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specsel.engine.generate import Choose, greedy
+from specsel.engine.target import Features, cache_length, keep
+from specsel.engine.verify import accept, attention_mask, merge
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block: where it started, which arm was committed, and per verified arm what it proposed and had accepted (bonus excluded)."""
+
+    position: int
+    arm: str
+    proposed: dict[str, int]
+    accepted: dict[str, int]
+    emitted: int
+    rows: int          # rows of the target pass
+
+
+@dataclass(slots=True)
+class Trace:
+    """An answer with the blocks that made it; ``margins`` are the target's top-1 minus top-2 logits at every committed token."""
+
+    output: list[int]
+    stop: str
+    blocks: list[Block] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+
+
+Decide = Callable[[int, dict], tuple[list[str], str | None]]
+"""Maps (position, state) to the arms to draft with and the arm to commit (None = the one with most accepted, first on ties)."""
+
+
+def always(arm: str) -> Decide:
+    """The fixed policy."""
+    return lambda position, state: ([arm], arm)
+
+
+def plain(position: int, state: dict) -> tuple[list[str], None]:
+    """No drafts at all: plain decoding through the same code."""
+    return [], None
+
+
+class Decoder:
+    """A target and a pool of drafters that are kept in step with the committed text; drafts come from whichever arms are asked."""
+
+    def __init__(self, features: Features, pool: dict[str, object], *, draft_len: int = 9, choose: Choose = greedy) -> None:
+        self.features, self.pool, self.draft_len, self.choose = features, pool, draft_len, choose
+        self.target = features.target
+
+    def run(self, prompt: list[int], decide: Decide, *, max_new: int, index: int = 0) -> Trace:
+        """Decodes one request of at most ``max_new`` output tokens; ``index`` names the request to the choice rule (its noise stream)."""
+        logits, taps, cache = self.features(self._tensor(prompt), last_only=True)
+        for drafter in self.pool.values():
+            drafter.reset()
+        trace = Trace([], "")
+        token = self._choices(logits, [0], index)[0]
+        trace.margins.append(_margin(logits[0]))
+        trace.output.append(token)
+        self._extend(prompt + [token], taps)
+        trace.stop = "eos" if token in self.target.eos_ids else "length" if max_new == 1 else ""
+        while not trace.stop:
+            self._block(prompt, cache, decide, trace, max_new, index)
+        return trace
+
+    def _tensor(self, tokens: list[int]) -> Tensor:
+        return torch.tensor(tokens, device=self.target.model.device)
+
+    def _choices(self, logits: Tensor, positions: list[int], index: int) -> list[int]:
+        return self.choose(logits, [index] * len(positions), positions).tolist()
+
+    def _extend(self, tokens: list[int], taps: Tensor) -> None:
+        for drafter in self.pool.values():
+            drafter.extend(tokens, taps)
+
+    def _block(self, prompt: list[int], cache, decide: Decide, trace: Trace, max_new: int, index: int) -> None:
+        position, cached = len(trace.output) - 1, cache_length(cache)
+        arms, commit = decide(position, {"output": trace.output, "pool": self.pool})
+        drafts = {arm: self.pool[arm].propose(self.draft_len).row(0) for arm in arms}
+        trie = merge(trace.output[-1], list(drafts.values()))
+        depths = self._tensor(trie.depths)
+        mask = attention_mask(trie, cached, depths.device)
+        logits, taps, _ = self.features(self._tensor(trie.tokens), cache=cache, positions=cached + depths, mask=mask)
+        choices = self._choices(logits, [position + 1 + depth for depth in trie.depths], index)
+        rule = {"remaining": max_new - len(trace.output), "eos_ids": self.target.eos_ids}
+        judged = {arm: accept(drafts[arm], [choices[node] for node in [0, *path]], **rule) for arm, path in zip(arms, trie.paths, strict=True)}
+        judged[""] = accept([], choices[:1], **rule)                              # nothing drafted: the target's own token
+        best = commit or max([*arms, ""], key=lambda arm: judged[arm][0])
+        accepted, emitted, stop = judged[best]
+        path = [0, *(trie.paths[arms.index(best)][:accepted] if best else [])]
+        rows = self._tensor(path[: len(emitted)])
+        keep(cache, cached, cached + rows)
+        trace.margins += [_margin(logits[row]) for row in path[: len(emitted)]]
+        trace.blocks.append(Block(position, best, {a: len(drafts[a]) for a in arms}, {a: judged[a][0] for a in arms}, len(emitted), len(trie)))
+        trace.output += emitted
+        trace.stop = stop or ""
+        self._extend(emitted, taps[rows])
+
+
+def _margin(logits: Tensor) -> float:
+    top = logits.topk(2).values
+    return float(top[0] - top[1])

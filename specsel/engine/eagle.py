@@ -1,0 +1,260 @@
+"""``eagle``: an EAGLE-3 draft head (arXiv 2503.01840), drafting a chain of tokens autoregressively.
+
+The pair (target feature g_t, embedding of x_{t+1}) sits at rotary position t and its output predicts x_{t+2}. "Stable" keys and values
+come from target features; those of draft steps come from the head's own states and are thrown away after every block. Three paths run
+the same arithmetic: one chain at a time (``propose``), all chains of a request in lock-step (``propose_all``), and training, which is the
+lock-step with the true tokens ("training-time test").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specsel.engine.draft import Drafts, distribution_statistics, from_slots
+from specsel.engine.layers import MLP, CheckpointError, DrafterFiles, RMSNorm, load_strictly, rotary, rotate, shared_scores, shared_values
+
+UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """Shapes of a head; names as in the published config.json. A missing ``rope_theta`` means base 10000, never the target's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    draft_vocab_size: int
+    head_dim: int = 0
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 2048
+
+    @classmethod
+    def from_dict(cls, config: dict, folder: object = "config.json") -> EagleConfig:
+        """Reads a published config, nested or flat; refuses a variant flag that is not implemented, by its name."""
+        config = config | config.get("transformer_layer_config", {})
+        for flag in UNSUPPORTED:
+            if config.get(flag):
+                raise CheckpointError(f"{folder}: variant flag '{flag}' is not supported; use a plain EAGLE-3 head.")
+        if config.get("rope_scaling"):
+            raise CheckpointError(f"{folder}: 'rope_scaling' is not supported in a draft head.")
+        known = {f.name: config[f.name] for f in fields(cls) if config.get(f.name) is not None}
+        try:
+            made = cls(**known)
+        except TypeError as error:
+            raise CheckpointError(f"{folder}: {error}") from error
+        return made if made.head_dim else cls(**known | {"head_dim": made.hidden_size // made.num_attention_heads})
+
+
+class _Attention(nn.Module):
+    def __init__(self, c: EagleConfig) -> None:
+        super().__init__()
+        wide, q, kv = 2 * c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj, self.k_proj = nn.Linear(wide, q, bias=False), nn.Linear(wide, kv, bias=False)
+        self.v_proj, self.o_proj = nn.Linear(wide, kv, bias=False), nn.Linear(q, c.hidden_size, bias=False)
+
+
+class _Layer(nn.Module):
+    def __init__(self, c: EagleConfig) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = _Attention(c), MLP(c.hidden_size, c.intermediate_size)
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            setattr(self, name, RMSNorm(c.hidden_size, c.rms_norm_eps))
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows of one request inside a flat batch: which stable keys each query row may see, and the request's stable keys and values."""
+
+    rows: slice
+    keys: Tensor
+    values: Tensor
+    visible: Tensor
+    step_keys: list[Tensor] = field(default_factory=list)
+    step_values: list[Tensor] = field(default_factory=list)
+
+
+class EagleHead(nn.Module):
+    """The head's weights, named as in the published checkpoints, and its arithmetic on flat rows."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
+        self.midlayer = _Layer(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def set_vocabulary(self, ids: Tensor) -> None:
+        """Sets the draft vocabulary to sorted target ids (V_d,); ``d2t`` stores offsets: target id = draft id + d2t[draft id]."""
+        self.d2t.copy_(ids - torch.arange(len(ids)))
+        self.t2d.zero_()
+        self.t2d[ids] = True
+
+    @property
+    def target_ids(self) -> Tensor:
+        """Target id of every draft id, (V_d,)."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.config.head_dim))
+
+    def inputs(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """The layer's input (n, 2H): embedding half first, each half under its own norm."""
+        return torch.cat([self.midlayer.input_layernorm(embedded.to(state.dtype)), self.midlayer.hidden_norm(state)], -1)
+
+    def keys_values(self, u: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values (n, kv, d) of layer inputs (n, 2H)."""
+        attention = self.midlayer.self_attn
+        table = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        return rotate(self._heads(attention.k_proj(u)), table), self._heads(attention.v_proj(u))
+
+    def layer(self, state: Tensor, u: Tensor, positions: Tensor, segments: list[Segment], step: bool) -> Tensor:
+        """Output states a (n, H), un-normed, of the rows' states and layer inputs.
+
+        At a draft step (``step``) the rows' own keys and values join their segments first: a row sees the stable keys of its prefix and,
+        of each draft step so far, the key of its own chain alone.
+        """
+        attention = self.midlayer.self_attn
+        q = rotate(self._heads(attention.q_proj(u)), rotary(positions, self.config.head_dim, self.config.rope_theta))
+        if step:
+            keys, values = self.keys_values(u, positions)
+            for segment in segments:
+                segment.step_keys.append(keys[segment.rows])
+                segment.step_values.append(values[segment.rows])
+        mixed = torch.cat([self._attend(q[s.rows], s) for s in segments])
+        r = state + attention.o_proj(mixed)
+        return r + self.midlayer.mlp(self.midlayer.post_attention_layernorm(r))
+
+    def _attend(self, q: Tensor, s: Segment) -> Tensor:
+        scores = [shared_scores(q, s.keys, s.visible)]
+        grouped = q.unflatten(1, (s.keys.shape[1], -1))                          # A, kv, groups, d
+        for key in s.step_keys:
+            own = (grouped * key[:, :, None]).sum(-1).float() / q.shape[-1] ** 0.5
+            scores.append(own.permute(1, 2, 0)[..., None])
+        weights = torch.cat(scores, -1).softmax(-1)
+        n = s.keys.shape[0]
+        mixed = shared_values(weights[..., :n], s.values).unflatten(1, grouped.shape[1:])
+        for i, value in enumerate(s.step_values):
+            mixed = mixed + weights[..., n + i].permute(2, 0, 1)[..., None].to(value.dtype) * value[:, :, None]
+        return mixed.flatten(1)
+
+    def logits(self, a: Tensor) -> Tensor:
+        """Draft logits (n, V_d) of un-normed states."""
+        return self.lm_head(self.norm(a))
+
+
+def check_vocabulary(d2t: Tensor, t2d: Tensor, eos_ids: tuple[int, ...], where: object = "checkpoint") -> str | None:
+    """Checks the draft vocabulary maps; returns a warning when no end id can be drafted.
+
+    Raises CheckpointError naming the tensor when the map is out of range, not increasing, or disagrees with ``t2d``.
+    """
+    ids = torch.arange(len(d2t)) + d2t.cpu()
+    if ids.min() < 0 or ids.max() >= len(t2d):
+        raise CheckpointError(f"{where}: tensor 'd2t' maps a draft id to {int(ids.max())}, outside the vocabulary of {len(t2d)}.")
+    if (ids.diff() <= 0).any():
+        raise CheckpointError(f"{where}: tensor 'd2t' is not increasing (draft id + offset must grow).")
+    if int(t2d.sum()) != len(d2t):
+        raise CheckpointError(f"{where}: tensor 't2d' marks {int(t2d.sum())} ids, 'd2t' has {len(d2t)}.")
+    if not bool(t2d.cpu()[ids].all()):
+        raise CheckpointError(f"{where}: tensor 'd2t' does not agree with 't2d': it must hold offsets, not target ids, and must be loaded.")
+    if eos_ids and not bool(t2d.cpu()[list(eos_ids)].any()):
+        return f"{where}: no end id {list(eos_ids)} is in the draft vocabulary; this head can never propose the end."
+    return None
+
+
+def load_head(files: DrafterFiles) -> EagleHead:
+    """Builds the head of a checkpoint in either published spelling (``midlayer.`` or ``layers.0.``), strictly.
+
+    Without vocabulary maps the draft vocabulary must be the whole target vocabulary.
+    """
+    config = EagleConfig.from_dict(files.config, files.folder)
+    tensors = {name.replace("layers.0.", "midlayer.", 1): t for name, t in files.tensors.items()}
+    head = EagleHead(config)
+    if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
+        tensors |= {"d2t": torch.zeros(config.vocab_size, dtype=torch.long), "t2d": torch.ones(config.vocab_size, dtype=torch.bool)}
+    load_strictly(head, tensors, files.folder, ignored=("embed_tokens.weight", "inv_freq"))
+    return head
+
+
+class Eagle:
+    """The drafter: a head, the target's embedding, and the stable keys and values of one request."""
+
+    name = "eagle"
+    needs_taps = True
+
+    def __init__(self, head: EagleHead, embedding: Tensor) -> None:
+        self.head, self.embedding = head.eval(), embedding
+        self.dtype = head.fc.weight.dtype
+        self.reset()
+
+    @property
+    def window(self) -> int:
+        """Largest number of positions of the head."""
+        return self.head.config.max_position_embeddings
+
+    def reset(self) -> None:
+        """Forgets the request."""
+        config, weight = self.head.config, self.head.fc.weight
+        self.keys = torch.zeros(0, config.num_key_value_heads, config.head_dim, dtype=self.dtype, device=weight.device)
+        self.values, self.last, self._pending = self.keys, None, None
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding).to(self.dtype)
+
+    @torch.inference_mode()
+    def extend(self, tokens: list[int], taps: Tensor) -> None:
+        """Appends stable pairs: taps (m, 3H) of newly processed tokens, each paired with the token that follows it.
+
+        ``tokens`` are all tokens committed since the last call (at first prompt + first output token); their last m follow the taps.
+        """
+        start = len(self.keys)
+        ids = torch.tensor(tokens[-len(taps) :], device=self.keys.device)
+        positions = torch.arange(start, start + len(ids), device=self.keys.device)
+        state = self.head.fc(taps.to(self.dtype))
+        u = self.head.inputs(state, self._embed(ids))
+        keys, values = self.head.keys_values(u, positions)
+        self.keys, self.values = torch.cat([self.keys, keys]), torch.cat([self.values, values])
+        self.last = (state[-1:], u[-1:], positions[-1:])
+
+    @torch.inference_mode()
+    def propose(self, draft_len: int) -> Drafts:
+        """One chain of ``draft_len`` tokens from the current anchor; not asked when it would leave the head's window."""
+        n = len(self.keys)
+        visible = torch.ones(1, n, dtype=torch.bool, device=self.keys.device)
+        segment = Segment(slice(0, 1), self.keys, self.values, visible)
+        drafts = self._chains(*self.last, segment, draft_len)
+        return drafts.without((self.last[2] + draft_len > self.window).cpu().numpy())
+
+    def _chains(self, state: Tensor, u: Tensor, positions: Tensor, segment: Segment, draft_len: int) -> Drafts:
+        tokens, statistics = [], []
+        for j in range(draft_len):
+            state = self.head.layer(state, u, positions + j, [segment], step=j > 0)
+            logits = self.head.logits(state)
+            statistics.append(distribution_statistics(logits))
+            tokens.append(self.head.target_ids[logits.argmax(-1)])
+            u = self.head.inputs(state, self._embed(tokens[-1]))
+        return from_slots(tokens, statistics, draft_len)
+
+    @torch.inference_mode()
+    def propose_all(self, tokens: list[int], n_prompt: int, taps: Tensor, draft_len: int) -> Drafts:
+        """All chains of a request in lock-step: anchors ``n_prompt`` .. ``len(tokens) - 2``; taps (len(tokens) - 1, 3H)."""
+        ids = torch.tensor(tokens, device=self.keys.device)
+        n = len(ids) - 2                                                          # pairs that an anchor with a successor can use
+        state = self.head.fc(taps[:n].to(self.dtype))
+        u = self.head.inputs(state, self._embed(ids[1 : n + 1]))
+        positions = torch.arange(n, device=ids.device)
+        keys, values = self.head.keys_values(u, positions)
+        rows = positions[n_prompt - 1 :]                                          # anchor x_{t+1} belongs to pair t
+        visible = positions[None] <= rows[:, None]
+        segment = Segment(slice(0, len(rows)), keys, values, visible)
+        drafts = self._chains(state[rows], u[rows], rows, segment, draft_len)
+        return drafts.without((rows + draft_len > self.window).cpu().numpy())

@@ -1,0 +1,264 @@
+"""Batched generation by a Llama-architecture target: the source of training data and of position logs.
+
+A request enters a free row of the batch as soon as another one has finished (continuous batching), so that the weights are read
+once a step for all live rows. Every processed token leaves its tap features behind: no second pass over the text is needed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Choose = Callable[[Tensor, list[int], list[int]], Tensor]
+"""Maps (logits (B, V) in fp32, request indices, output indices) to the chosen token ids (B,)."""
+
+TOP_K = 32
+LOOP_SHARE = 0.5
+LOOP_NGRAM = 4
+PREFILL_BATCH = 16
+
+
+@dataclass(slots=True)
+class Generation:
+    """One finished answer.
+
+    ``tokens`` (n_prompt + T,) prompt and output ids; ``taps`` (n_prompt + T - 1, 3H) the target features of every processed token
+    (the last output token is never processed); per output token: ``entropy`` (nats) and ``confidence`` (0..1) of the distribution
+    that chose it, and, when asked for, its ``top_ids``/``top_logits`` (T, TOP_K) and ``lse`` (T,), the log-sum-exp of all logits.
+    """
+
+    index: int
+    tokens: Tensor
+    n_prompt: int
+    taps: Tensor
+    entropy: Tensor
+    confidence: Tensor
+    stop: str                     # "eos", "length" or "loop" (cut early: only where ``stop_loops``)
+    top_ids: Tensor | None = None
+    top_logits: Tensor | None = None
+    lse: Tensor | None = None
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :].tolist()
+
+
+def distinct_share(output: list[int], n: int = LOOP_NGRAM) -> float:
+    """Share of different n-grams among all n-grams of an output; 1.0 where there is none.
+
+    >>> distinct_share([1, 2, 1, 2, 1, 2, 1])
+    0.5
+    """
+    grams = [tuple(output[i : i + n]) for i in range(len(output) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def is_looping(output: list[int]) -> bool:
+    """True when fewer than half of the 4-grams of an output are different: a repetition loop."""
+    return distinct_share(output) < LOOP_SHARE
+
+
+def greedy(logits: Tensor, requests: list[int], positions: list[int]) -> Tensor:
+    """The lowest id among the largest logits: the one greedy choice of the project."""
+    return logits.argmax(-1)
+
+
+class BatchedTarget:
+    """The weights of a Hugging Face Llama model, arranged for batched decoding in ``dtype``.
+
+    Residual stream, norms and logits stay in fp32 whatever ``dtype`` is; in a low precision the head scores all tokens in that
+    precision and the best ``TOP_K`` of them again in fp32, so that the choice never rests on a rounded logit.
+    """
+
+    def __init__(self, model: torch.nn.Module, taps: tuple[int, ...], *, dtype: torch.dtype = torch.float32) -> None:
+        core, config = model.model, model.config
+        self.dtype, self.taps, self.device = dtype, taps, model.device
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps, self.rope = config.rms_norm_eps, core.rotary_emb
+        self.embedding, self.norm = core.embed_tokens.weight, core.norm.weight.float()
+        self.head = model.lm_head.weight
+        self.head_low = self.head.to(dtype)
+        self.layers = [self._pack(layer) for layer in core.layers]
+
+    def _pack(self, layer: torch.nn.Module) -> dict[str, Tensor]:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        packed = {"qkv": qkv, "o": attention.o_proj.weight, "gate_up": gate_up, "down": mlp.down_proj.weight}
+        return {name: weight.detach().to(self.dtype) for name, weight in packed.items()} | {
+            "norm_in": layer.input_layernorm.weight.float(), "norm_post": layer.post_attention_layernorm.weight.float()}
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+    def run(self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """All layers over (b, s) tokens; returns the final hidden states (b, s, H) in fp32 and the taps (b, s, 3H) in ``dtype``."""
+        x = self.embedding[tokens].float()
+        cos, sin = (t.unsqueeze(2).to(self.dtype) for t in self.rope(x, positions))
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        taps = []
+        for index, w in enumerate(self.layers):
+            if index in self.taps:
+                taps.append(x.to(self.dtype))
+            h = F.rms_norm(x, x.shape[-1:], w["norm_in"], self.eps).to(self.dtype)
+            q, k, v = F.linear(h, w["qkv"]).unflatten(-1, (-1, self.head_dim)).split(sizes, dim=2)
+            mixed = attend(index, self._rotate(q, cos, sin), self._rotate(k, cos, sin), v)
+            x = x + F.linear(mixed.flatten(2), w["o"])
+            h = F.rms_norm(x, x.shape[-1:], w["norm_post"], self.eps).to(self.dtype)
+            gate, up = F.linear(h, w["gate_up"]).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, w["down"])
+        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps), torch.cat(taps, -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (b, V) in fp32; exact where ``dtype`` is fp32, else exact for the ``TOP_K`` largest of each row."""
+        low = F.linear(hidden.to(self.dtype), self.head_low).float()
+        if self.dtype == torch.float32:
+            return low
+        top = low.topk(TOP_K, -1).indices
+        exact = torch.einsum("bkh,bh->bk", self.head[top].float(), hidden)
+        return low.scatter_(-1, top, exact)
+
+
+class _Rows:
+    """Key/value buffers, tap buffers and bookkeeping of the live rows; row b holds ``length[b]`` processed tokens."""
+
+    def __init__(self, target: BatchedTarget, size: int, capacity: int) -> None:
+        shape = (len(target.layers), size, target.kv_heads, capacity, target.head_dim)
+        self.keys = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self.values = torch.zeros_like(self.keys)
+        width = target.embedding.shape[1] * len(target.taps)
+        self.taps = torch.zeros(size, capacity, width, dtype=target.dtype, device=target.device)
+        self.length = torch.zeros(size, dtype=torch.long, device=target.device)
+        self.current = torch.zeros(size, dtype=torch.long, device=target.device)
+
+
+class _Stream:
+    """One run of continuous batching: fills rows, steps them together, yields what has finished."""
+
+    def __init__(self, target: BatchedTarget, prompts: Iterable[tuple[int, list[int]]], *, batch: int, max_new: int, capacity: int,
+                 eos_ids: tuple[int, ...], choose: Choose, keep_top: bool, stop_loops: bool) -> None:
+        self.target, self.queue, self.max_new, self.eos = target, deque(prompts), max_new, set(eos_ids)
+        self.choose, self.keep_top, self.stop_loops = choose, keep_top, stop_loops
+        self.rows = _Rows(target, batch, capacity)
+        self.batch = batch
+        self.live: list[dict] = []            # row b of the buffers belongs to live[b]
+
+    def _record(self, rows: slice, logits: Tensor) -> None:
+        """Chooses the next token of every row and stores what the distribution said about it."""
+        states = self.live[rows]
+        token = self.choose(logits, [s["index"] for s in states], [len(s["output"]) for s in states])
+        lse = logits.logsumexp(-1)
+        probability = (logits - lse[:, None]).exp_()
+        entropy = lse - (probability * logits).sum(-1)
+        top = logits.topk(TOP_K, -1) if self.keep_top else None
+        self.rows.current[rows] = token
+        for i, (state, value) in enumerate(zip(states, token.tolist(), strict=True)):
+            state["output"].append(value)
+            state["entropy"].append(entropy[i])
+            state["confidence"].append(probability[i].max())
+            if top is not None:
+                state["lse"].append(lse[i])
+                state["top_ids"].append(top.indices[i].to(torch.int32))
+                state["top_logits"].append(top.values[i].half())
+
+    def _prefill(self, prompts: list[list[int]]) -> None:
+        """Processes the prompts of the newest rows, padded on the right: under a causal mask padding cannot reach an earlier token."""
+        buffers, target, width = self.rows, self.target, max(map(len, prompts))
+        rows = slice(len(self.live) - len(prompts), len(self.live))
+        tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=target.device)
+        for i, prompt in enumerate(prompts):
+            tokens[i, : len(prompt)] = torch.tensor(prompt, device=target.device)
+        groups = target.heads // target.kv_heads
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+            buffers.keys[layer, rows, :, :width] = k
+            buffers.values[layer, rows, :, :width] = v
+            wide = (t.repeat_interleave(groups, 1).float() for t in (k, v))      # fp32: the bf16 kernel is the slower one on a CPU
+            mixed = F.scaled_dot_product_attention(q.transpose(1, 2).float(), *wide, is_causal=True)
+            return mixed.transpose(1, 2).to(target.dtype)
+
+        hidden, taps = target.run(tokens, torch.arange(width, device=target.device)[None], attend)
+        buffers.taps[rows, :width] = taps
+        lengths = torch.tensor([len(p) for p in prompts], device=target.device)
+        buffers.length[rows] = lengths
+        self._record(rows, target.logits(hidden[torch.arange(len(prompts), device=target.device), lengths - 1]))
+
+    def _step(self) -> None:
+        """Processes the current token of every live row."""
+        buffers, target, n = self.rows, self.target, len(self.live)
+        where, index = buffers.length[:n].clone(), torch.arange(n, device=target.device)
+        width = int(where.max()) + 1
+        hidden_columns = torch.arange(width, device=target.device)[None] > where[:, None]
+        mask = torch.zeros(n, 1, 1, width, dtype=target.dtype, device=target.device)
+        mask.masked_fill_(hidden_columns[:, None, None], float("-inf"))
+        mask = mask.expand(-1, 1, target.heads // target.kv_heads, -1)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            buffers.keys[layer, index, :, where] = k[:, 0]
+            buffers.values[layer, index, :, where] = v[:, 0]
+            keys, values = buffers.keys[layer, :n, :, :width], buffers.values[layer, :n, :, :width]
+            q = q[:, 0].unflatten(1, (target.kv_heads, -1))
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask).flatten(1, 2)[:, None]
+
+        hidden, taps = target.run(buffers.current[:n, None], where[:, None], attend)
+        buffers.taps[index, where] = taps[:, 0]
+        buffers.length[:n] += 1
+        self._record(slice(0, n), target.logits(hidden[:, 0]))
+
+    def _stop(self, state: dict) -> str | None:
+        output = state["output"]
+        if output[-1] in self.eos:
+            return "eos"
+        if len(output) >= self.max_new:
+            return "length"
+        return "loop" if self.stop_loops and len(output) % 32 == 0 and len(output) >= 96 and is_looping(output) else None
+
+    def _finish(self, row: int, reason: str) -> Generation:
+        """Takes a finished request out; the last live row moves into its place, so that live rows stay contiguous."""
+        state, last, buffers = self.live[row], len(self.live) - 1, self.rows
+        tokens = torch.tensor(state["prompt"] + state["output"])
+        taps = buffers.taps[row, : len(tokens) - 1].cpu().clone()
+        if row != last:
+            n = int(buffers.length[last])
+            for buffer in (buffers.keys, buffers.values):
+                buffer[:, row, :, :n] = buffer[:, last, :, :n]
+            buffers.taps[row, :n] = buffers.taps[last, :n]
+            buffers.length[row], buffers.current[row] = buffers.length[last], buffers.current[last]
+            self.live[row] = self.live[last]
+        self.live.pop()
+        names = ("entropy", "confidence") + (("top_ids", "top_logits", "lse") if self.keep_top else ())
+        stacked = {name: torch.stack(state[name]).cpu() for name in names}
+        return Generation(state["index"], tokens, len(state["prompt"]), taps, stop=reason, **stacked)
+
+    def __iter__(self) -> Iterator[Generation]:
+        empty = ("output", "entropy", "confidence", "lse", "top_ids", "top_logits")
+        while self.queue or self.live:
+            entering = [self.queue.popleft() for _ in range(min(len(self.queue), self.batch - len(self.live), PREFILL_BATCH))]
+            if entering:
+                self.live += [{"index": index, "prompt": prompt} | {name: [] for name in empty} for index, prompt in entering]
+                self._prefill([prompt for _, prompt in entering])
+            else:
+                self._step()
+            for row in reversed(range(len(self.live))):
+                if reason := self._stop(self.live[row]):
+                    yield self._finish(row, reason)
+
+
+@torch.inference_mode()
+def generate(target: BatchedTarget, prompts: list[list[int]], *, max_new: int, eos_ids: tuple[int, ...], batch: int = 64,
+             choose: Choose = greedy, keep_top: bool = False, stop_loops: bool = False) -> Iterator[Generation]:
+    """Answers ``prompts`` (lists of token ids) and yields every ``Generation`` when it is done, in any order.
+
+    ``batch`` rows decode together; ``stop_loops`` cuts an answer that has fallen into a repetition loop (training data only).
+    """
+    capacity = max(map(len, prompts)) + max_new
+    yield from _Stream(target, enumerate(prompts), batch=min(batch, len(prompts)), max_new=max_new, capacity=capacity, eos_ids=eos_ids,
+                       choose=choose, keep_top=keep_top, stop_loops=stop_loops)

