@@ -1,1 +1,23 @@
-"""The engine: target, drafters, harness. Needs the extra ``engine`` (torch, transformers)."""
+"""The engine: target, drafters, harness. Needs the extra ``engine`` (torch, transformers); names resolve on first use."""
+
+from __future__ import annotations
+
+import importlib
+
+_HOMES = {"CollectConfig": "harness", "Decoder": "decode", "Features": "target", "PoolConfig": "pool", "TimingConfig": "timing",
+          "TrainConfig": "train", "build": "data", "collect": "harness", "describe": "pool", "fetch": "target", "load_pool": "pool",
+          "load_target": "target", "measure": "timing", "train_drafter": "train", "write_timings": "timing"}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"specsel.engine has no '{name}'")
+    try:
+        return getattr(importlib.import_module(f"specsel.engine.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name in ("torch", "transformers", "safetensors", "platformdirs", "psutil"):
+            from specsel.log import SpecselError
+
+            raise SpecselError(f"'{error.name}' is not installed; the engine needs the extra 'engine': pip install 'specsel[engine]'.") from error
+        raise

@@ -47,12 +47,17 @@ def default_folder() -> Path:
     return Path(os.environ.get("SPECSEL_PROMPTS", "data/prompts"))
 
 
+def prompt_file(workload: str, split: str, folder: Path | None = None) -> Path:
+    """Path of one prompt file."""
+    return (folder or default_folder()) / f"{workload}.{split}.jsonl"
+
+
 def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit: int | None = None) -> list[Prompt]:
     """The first ``limit`` prompts of ``<workload>.<split>.jsonl`` (all when None), in file order.
 
     Raises PromptError when the file is missing or its sha256 differs from the published one.
     """
-    path = (folder or default_folder()) / f"{workload}.{split}.jsonl"
+    path = prompt_file(workload, split, folder)
     if not path.is_file():
         raise PromptError(f"{path}: no such prompt file. Give the folder of the prompt files with --prompts or SPECSEL_PROMPTS.")
     data, expected = path.read_bytes(), SHA256.get(f"{workload}.{split}")

@@ -239,7 +239,7 @@ def _schedule(step: int, config: TrainConfig) -> float:
     return (step + 1) / warm if step < warm else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm))) * 0.98 + 0.02
 
 
-def train(kind: str, target: Target, data: Path, out: Path, config: TrainConfig, *, report: Callable[[dict], None] = print) -> dict:
+def train_drafter(kind: str, target: Target, data: Path, out: Path, config: TrainConfig, *, report: Callable[[dict], None] = print) -> dict:
     """Trains one drafter ("eagle" or "dflash") and writes weights, config and log to ``out``; resumes from ``out/state`` when it is there.
 
     The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data hash, learning curve).
