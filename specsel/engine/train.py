@@ -50,15 +50,17 @@ class TrainConfig:
 
 
 def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
-    """The ``size`` most frequent output ids of the training answers, end ids included, sorted; and the share of output tokens covered."""
-    counts = torch.zeros(vocab, dtype=torch.long)
+    """The ``size`` most frequent output ids of the training answers, end ids included, sorted; and the share of held-out tokens covered.
+
+    Ids that never occur fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
+    """
+    counts, test = torch.zeros(vocab, dtype=torch.long), torch.zeros(vocab, dtype=torch.long)
     for path in paths:
-        for example in examples(path):
-            counts += torch.bincount(example.tokens[example.n_prompt :], minlength=vocab)
-    ranked = counts.clone()
-    ranked[list(eos_ids)] = counts.max() + 1
-    ids = ranked.argsort(descending=True, stable=True)[:size].sort().values
-    return ids, float(counts[ids].sum() / counts.sum())
+        for i, example in enumerate(examples(path)):
+            (counts if i % HELD_OUT_EVERY else test).add_(torch.bincount(example.tokens[example.n_prompt :], minlength=vocab))
+    counts[list(eos_ids)] = counts.max() + 1
+    ids = counts.argsort(descending=True, stable=True)[:size].sort().values
+    return ids, float(test[ids].sum() / test.sum())
 
 
 def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:

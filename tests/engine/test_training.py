@@ -1,0 +1,101 @@
+"""Training: losses see what they should, answers split cleanly, an interrupted training continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from conftest import EOS, VOCAB, prompts
+from safetensors.torch import load_file
+
+from specsel.engine import data, train
+from specsel.engine.dflash import load_model
+from specsel.engine.eagle import check_vocabulary, load_head
+from specsel.engine.generate import BatchedTarget, distinct_share, generate
+from specsel.engine.layers import read_folder
+from specsel.engine.prompts import Prompt
+from specsel.engine.train import TrainConfig, accepted_counts, train_drafter
+
+TINY = TrainConfig(steps=6, batch=2, rate=3e-3, draft_vocab=60, draft_len=4, draft_steps=3, layers=2, anchors=6, eval_every=2, held_out=2)
+
+
+@pytest.fixture(scope="module")
+def answers(target, tmp_path_factory):
+    """A data folder with one shard of the tiny target's own answers."""
+    out = tmp_path_factory.mktemp("data")
+    bulk = BatchedTarget(target.model, target.taps)
+    queue = [prompt + [i % 5 + 3] for i, prompt in enumerate(prompts(12) * 2)]
+    found = [None] * len(queue)
+    for answer in generate(bulk, queue, max_new=20, eos_ids=EOS, batch=8, keep_top=True):
+        found[answer.index] = answer
+    part = [(Prompt(str(i), "w", ({"role": "user", "content": "x"},)), ids) for i, ids in enumerate(queue)]
+    data._write_shard(data.shard_path(out, 0), part, found, "float32", target.sha256)
+    return out
+
+
+def test_a_shard_gives_back_the_answers_without_loops(target, features, answers):
+    """Every example: taps are those of its own tokens, soft targets are those of the target at its output positions."""
+    counts = data.read_counts(data.shard_path(answers, 0))
+    found = list(data.examples(data.shard_path(answers, 0)))
+    assert counts["requests"] == 24 and 0 < len(found) <= 24 - counts["looping"]
+    for e in found[:5]:
+        logits, taps, _ = features(e.tokens[:-1])
+        torch.testing.assert_close(e.taps, taps, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(e.lse, logits[e.n_prompt - 1 :].logsumexp(-1), rtol=1e-4, atol=1e-4)
+        assert (e.top_ids[:, 0].long() == e.tokens[e.n_prompt :]).all()
+        assert distinct_share(e.tokens[e.n_prompt :].tolist()) >= 0.5
+
+
+def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
+    ids, coverage = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
+    assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all() and 0 < coverage <= 1
+
+
+def test_soft_targets_are_distributions_over_the_draft_vocabulary(answers):
+    e = next(iter(data.examples(data.shard_path(answers, 0))))
+    ids, _ = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
+    draft_ids, p, mask = train.soft_targets(e, train.inverse_vocabulary(ids, VOCAB))
+    assert draft_ids.max() < 30 and torch.allclose(p.sum(-1)[mask], torch.ones(int(mask.sum())), atol=1e-5)
+    assert (mask == torch.isin(e.tokens[e.n_prompt :], ids)).all()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_training_lowers_the_loss_and_writes_a_loadable_drafter(target, answers, tmp_path, kind):
+    """The written folder loads through the production loader; its curve shows a falling loss; held-out answers are not trained on."""
+    log = train_drafter(kind, target, answers, tmp_path, TINY, report=lambda point: None)
+    assert log["curve"][-1]["loss"] < log["curve"][0]["loss"]
+    files = read_folder(tmp_path)
+    if kind == "eagle":
+        head = load_head(files)
+        assert check_vocabulary(head.d2t, head.t2d, EOS) is None
+    else:
+        assert load_model(files).config.block_size == TINY.draft_len + 1
+    assert json.loads((tmp_path / "training.json").read_text())["recipe"] == asdict(TINY)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(target, answers, tmp_path, kind):
+    """Stop after the second checkpoint, run the same command again: same curve, same weights."""
+    train_drafter(kind, target, answers, tmp_path / "whole", TINY, report=lambda point: None)
+
+    def stop(point: dict) -> None:
+        if point["step"] == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(kind, target, answers, tmp_path / "cut", TINY, report=stop)
+    train_drafter(kind, target, answers, tmp_path / "cut", TINY, report=lambda point: None)
+    for name, tensor in load_file(tmp_path / "whole" / "state" / "weights.safetensors").items():
+        torch.testing.assert_close(load_file(tmp_path / "cut" / "state" / "weights.safetensors")[name], tensor, rtol=0, atol=0)
+
+
+def test_accepted_counts_are_common_prefixes_with_what_follows():
+    """Drafts (5, 6), (6, 9), (9, 9) after outputs 4 | 5 | 6 of 4 5 6 7: prefixes with (5, 6), (6, 7), (7,)."""
+    from specsel.engine.draft import Drafts
+
+    nothing = np.full((3, 2), np.nan)
+    drafts = Drafts(np.array([[5, 6], [6, 9], [9, 9]]), np.array([2, 2, 2]), nothing, nothing)
+    assert accepted_counts(drafts, np.array([4, 5, 6, 7])).tolist() == [2, 1, 0]
