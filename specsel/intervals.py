@@ -37,7 +37,7 @@ def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray,
     for name, statistic in statistics.items():
         used = np.isin(labels, list(within[name])) if within and name in within else np.ones(len(labels), dtype=bool)
         rows, at = used[codes], _index((columns or {}).get(name, Ellipsis))
-        values, drawn, group = totals[rows][at], sums[:, used][:, :, *at[1:]], codes[rows]
+        values, drawn, group = totals[at][rows], sums[:, :, *at[1:]][:, used], codes[rows]  # slice columns first: a view
         if name in split:
             values = _spread(values, np.unique(group, return_inverse=True)[1], int(used.sum()))
         else:

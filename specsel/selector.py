@@ -21,7 +21,16 @@ from sklearn.preprocessing import StandardScaler
 from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog, PositionLog, SpecselError, write_bytes_atomically
 from specsel.redraft import (
-    BLOCKS, GAIN, capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill, token_gain,
+    BLOCKS,
+    GAIN,
+    capture,
+    first_arm,
+    gains,
+    oracle_gap,
+    redraft_rate,
+    redraft_sums,
+    skill,
+    token_gain,
 )
 from specsel.statistics import Estimate, holm
 

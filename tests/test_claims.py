@@ -6,8 +6,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specsel.claims import (Claim, ClaimError, Label, cite, format_value, make_claim, open_ledger, publish, publish_all,
-                            read_claims, render)
+from specsel.claims import (
+    Claim,
+    ClaimError,
+    Label,
+    cite,
+    format_value,
+    make_claim,
+    open_ledger,
+    publish,
+    publish_all,
+    read_claims,
+    render,
+)
 
 ESTIMATE = SimpleNamespace(value=0.133, low=0.123, high=0.142, level=0.95, n=128, method="BCa", n_resamples=10_000, seed=1)
 UNDEFINED = SimpleNamespace(value=None, low=None, high=None, level=0.95, n=2, method="undefined: no gain anywhere")

@@ -1,0 +1,243 @@
+"""Every headline figure of the study, measured on one log, as claims with intervals.
+
+The figures are those of the original study's section 3 and the exact versions by replay. What a log cannot give (replay figures of a
+block-anchored log, a selector where one cannot be fitted) is undefined with a reason. Nothing is printed or drawn here.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from specsel.breakeven import break_even_rhos
+from specsel.claims import Claim, make_claim
+from specsel.intervals import bootstrap_many
+from specsel.log import BlockLog, PositionLog, block_view
+from specsel.redraft import (
+    BASE,
+    BLOCKS,
+    GAIN,
+    capture,
+    dominant_blocks,
+    first_arm,
+    oracle_gap,
+    redraft_rate,
+    redraft_sums,
+    token_gain,
+)
+from specsel.replay import fixed, oracle_block, oracle_dp, oracle_request
+from specsel.routing import redraft_plan, run_plan
+from specsel.selector import RATIOS, THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, leave_one_workload_out
+from specsel.statistics import Estimate, Statistic, bootstrap_rows, ratio, request_sums
+
+RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
+UNITS = {"skill": "ratio", "break_even_rho": "ratio", "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
+         "block_efficiency": "tokens/block", "mean_accepted": "tokens/block", "workload_oracle_efficiency": "tokens/block",
+         "best_fixed_efficiency": "tokens/block", "mean_best": "tokens/block", "mean_dominant": "tokens/block"}
+
+
+@dataclass
+class _Collector:
+    """Claims of one log, all with the same label, origin and resampling; statistics are queued and resampled together at the end."""
+
+    log: PositionLog
+    rng: np.random.Generator
+    n_resamples: int
+    level: float
+    claims: list[Claim] = field(default_factory=list)
+    queued: list[_Queued] = field(default_factory=list)
+
+    def add(self, name: str, value: Any, function: str, *, headline: bool = True, reason: str = "", n: int | None = None) -> None:
+        """One claim; an Estimate without interval is no headline and carries its reason."""
+        unit = "" if isinstance(value, str) else UNITS.get(name.partition(":")[0], "fraction")
+        shown = headline and getattr(value, "low", None) is not None
+        if isinstance(value, Estimate) and value.low is None and not reason:
+            reason = value.method
+        self.claims.append(make_claim(name, value, label=self.log.label, unit=unit, function=function, headline=shown, reason=reason, n=n,
+                                      origin={"run": self.log.run, "log_sha256": self.log.sha256}))
+
+    def queue(self, statistics: Mapping[str, Statistic], totals: np.ndarray, function: str, **options: Any) -> None:
+        """Statistics of per-request sums (R, *S), over the strata `within`, with sums per stratum if `split`."""
+        self.queued.append(_Queued(statistics, totals, function, **options))
+
+    def finish(self) -> None:
+        """Resample once and make a claim of every queued statistic."""
+        statistics, columns, within, split, flat, width = {}, {}, {}, [], [], 0
+        for part in self.queued:
+            shape = part.totals.shape[1:]
+            flat.append(part.totals.reshape(len(part.totals), -1))
+            for name, statistic in part.statistics.items():
+                statistics[name] = lambda s, f=statistic, shape=shape: f(s.reshape(*s.shape[:-1], *shape))
+                columns[name] = slice(width, width + flat[-1].shape[1])
+                if part.within is not None:
+                    within[name] = part.within
+            split += part.statistics if part.split else []
+            width += flat[-1].shape[1]
+        found = bootstrap_many(statistics, np.concatenate(flat, axis=1), strata=self.log.workload, rng=self.rng, n_resamples=self.n_resamples,
+                               level=self.level, columns=columns, within=within, split=split)
+        for part in self.queued:
+            for name in part.statistics:
+                e, reason = found[name], part.undefined or UNDEFINED.get(name.partition(":")[0].removesuffix("_accepted"))
+                self.add(name, replace(e, method=reason) if e.value is None and reason else e, part.function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    statistics: Mapping[str, Statistic]
+    totals: np.ndarray  # (R, *S)
+    function: str  # for the origin of the claims
+    within: Sequence[int] | None = None
+    split: bool = False
+    undefined: str = ""  # reason when the value is undefined
+
+
+def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
+             dominant: int | None = None) -> list[Claim]:
+    """All headline claims of a log; every number has an interval from resampled requests, or says why not.
+
+    dominant: the arm that drafts first (default: the one that needs the fewest blocks, or the logged path of an anchored log).
+    """
+    blocks = dominant_blocks(log) if dominant is None else block_view(log, dominant)
+    made = _Collector(log, rng, n_resamples, level)
+    made.add("dominant", str(blocks.path_arm), "dominant_blocks", n=log.n_requests)
+    _block_claims(made, blocks)
+    table = leave_one_workload_out(blocks, rng=rng, n_resamples=n_resamples, level=level)
+    _selector_claims(made, blocks, table)
+    _break_even_claims(made, blocks, table)
+    if log.complete:
+        _replay_claims(made, blocks, table)
+        _arm_table(made)
+    else:
+        for name in ("workload_headroom", "oracle_dp_headroom", "oracle_block_headroom", "oracle_request_headroom", "redraft_replay_gain"):
+            made.add(name, None, "replay", reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
+    made.finish()
+    return made.claims
+
+
+def to_json(claims: Iterable[Claim]) -> dict[str, list[dict[str, Any]]]:
+    """The object that `specsel headline --json` prints."""
+    keys = ("name", "value", "unit", "label", "low", "high", "level", "n", "method")
+    return {"claims": [{key: c.to_dict()[key] for key in keys} | {"method": c.method or f"none: {c.reason or 'a sentence'}"} for c in claims]}
+
+
+# ---- figures of the block view
+
+
+def _block_claims(made: _Collector, blocks: BlockLog) -> None:
+    """Oracle gap with and without the bonus, per workload, by block resampling, and the workload headroom over the logged blocks."""
+    none = np.zeros(blocks.n_blocks, dtype=bool)
+    sums = redraft_sums(blocks, none)
+    made.queue({"oracle_gap": oracle_gap, "mean_dominant": lambda s: ratio(s[..., BASE], s[..., BLOCKS]),
+                "mean_best": lambda s: ratio(s[..., BASE] + s[..., GAIN], s[..., BLOCKS])}, sums, "oracle_gap")
+    made.queue({"oracle_gap_accepted": oracle_gap}, redraft_sums(blocks, none, count="accepted"), "oracle_gap")
+    for w, name in enumerate(blocks.workloads):
+        made.queue({f"oracle_gap:{name}": oracle_gap}, sums, "oracle_gap", within=[w])
+    counts = blocks.emitted.astype(float)
+    rows = np.stack([counts.max(axis=1), counts[:, first_arm(blocks)]], axis=1)
+    by_rows = bootstrap_rows(lambda s: ratio(s[..., 0], s[..., 1]) - 1, rows, strata=blocks.workload_of, rng=made.rng,
+                             n_resamples=made.n_resamples, level=made.level)
+    made.add("oracle_gap_by_blocks", replace(by_rows, method=f"{by_rows.method}, blocks resampled (too narrow)"), "bootstrap_rows", headline=False)
+    made.queue({"workload_headroom_on_path": lambda s: ratio(s.max(axis=-1).sum(axis=-1), s.sum(axis=-2).max(axis=-1)) - 1},
+               request_sums(counts, blocks.request_of, len(blocks.requests)), "oracle_gap", split=True)
+
+
+# ---- figures of the selector
+
+
+def _selector_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
+    """Pooled and per held-out workload: capture, redraft rate, skill, token gain, threshold, verdict."""
+    for name, estimate in table.pooled.items():
+        if name != "oracle_gap":
+            made.add(name, estimate, "leave_one_workload_out")
+    if table.fitted.any():
+        made.queue({"capture_accepted": capture, "token_gain_accepted": token_gain}, redraft_sums(blocks, table.redraft, count="accepted"),
+                   "leave_one_workload_out", within=_fitted(blocks, table))
+    for row in table.rows:
+        for name, estimate in row.estimates.items():
+            if name != "oracle_gap":
+                made.add(f"{name}:{row.workload}", estimate, "leave_one_workload_out")
+        chosen = row.selector
+        made.add(f"threshold:{row.workload}", chosen and chosen.threshold, "fit_selector", headline=False, n=chosen and chosen.trained_on["requests"],
+                 reason="chosen on the training workloads, not estimated" if chosen else f"undefined: {row.reason}")
+        made.add(f"verdict:{row.workload}", row.verdict, "leave_one_workload_out", n=row.requests)
+
+
+def _fitted(blocks: BlockLog, table: LowoTable) -> list[int]:
+    """Workloads that have a selector."""
+    return np.unique(blocks.workload[table.fitted]).tolist()
+
+
+def _break_even_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
+    """The published model with the measured gap, capture and rate: break-even rho, largest alpha, and the table over rho."""
+    whole = frontier_sums(blocks, np.zeros(blocks.n_blocks), (0.0,))
+    made.queue({f"best_of_n:{rho}": lambda s, rho=rho: _all_speed(s, rho) for rho in RHOS}, whole, "best_of_n")
+    if not table.fitted.any():
+        for name in ("break_even_rho", "max_alpha", *(f"{what}:{rho}" for what in ("best_selector", "margin") for rho in RHOS)):
+            made.add(name, None, "break_even_rho", reason="undefined: not fitted for any workload")
+        return
+    within = _fitted(blocks, table)
+    nothing = "undefined: nothing is redrafted"
+    always = nothing if not table.redraft.any() else "undefined: redrafting pays at every drafter cost"
+    made.queue({"break_even_rho": lambda s: break_even_rhos(token_gain(s), redraft_rate(s))}, table.sums, "break_even_rho", within=within, undefined=always)
+    made.queue({"max_alpha": lambda s: ratio(token_gain(s), redraft_rate(s))}, table.sums, "max_alpha", within=within, undefined=nothing)
+    made.queue({f"best_selector:{rho}": lambda s, rho=rho: _best_speed(s, rho) for rho in RHOS}
+               | {f"margin:{rho}": lambda s, rho=rho: _best_speed(s, rho) / _all_speed(s, rho) - 1 for rho in RHOS},
+               frontier_sums(blocks, table.probability, (0.0, *THRESHOLDS, 1.01)), "best_selector", within=within)
+
+
+def _best_speed(sums: np.ndarray, rho: float) -> np.ndarray:
+    """Largest relative speed (alpha = 0) over the thresholds, chosen anew in every resample; sums (..., T, 5)."""
+    return ((1 + token_gain(sums)) * (1 + rho) / (1 + rho + redraft_rate(sums) * rho)).max(axis=-1)
+
+
+def _all_speed(sums: np.ndarray, rho: float) -> np.ndarray:
+    """Relative speed of redrafting every block: the first threshold, which every block reaches."""
+    return (1 + oracle_gap(sums[..., 0, :])) * (1 + rho) / (1 + 2 * rho)
+
+
+# ---- figures by exact replay
+
+
+def _replay_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
+    """Headrooms of the oracles, block efficiency of every arm, best arms, and the selector as a policy on held-out workloads."""
+    log, n = made.log, made.log.n_arms
+    arms = np.stack([fixed(log, k).blocks for k in range(n)], axis=1)  # (R, K) blocks
+    oracles = {"oracle_dp": oracle_dp(log), "oracle_block": oracle_block(log), "oracle_request": oracle_request(log)}
+    totals = np.column_stack([arms, np.diff(log.starts), *(run.blocks for run in oracles.values())]).astype(float)
+    made.queue({"workload_headroom": lambda s: ratio(_best_fixed(s, n), _best_each(s, n)) - 1,
+                "workload_oracle_efficiency": lambda s: ratio(s[..., n].sum(axis=-1), _best_each(s, n))}, totals, "oracle_workload", split=True)
+    made.queue({"best_fixed_efficiency": lambda s: ratio(s[..., n], s[..., :n].min(axis=-1)),
+                **{f"{name}_headroom": lambda s, i=n + 1 + i: ratio(s[..., :n].min(axis=-1), s[..., i]) - 1 for i, name in enumerate(oracles)},
+                **{f"block_efficiency:{arm}": lambda s, k=k: ratio(s[..., n], s[..., k]) for k, arm in enumerate(log.arms)}}, totals, "headroom")
+    for w, name in enumerate(log.workloads):
+        mine = log.workload == w
+        made.add(f"best_arm:{name}", log.arms[int(arms[mine].sum(axis=0).argmin())], "oracle_workload", n=int(mine.sum()))
+    if not table.fitted.any():
+        return made.add("redraft_replay_gain", None, "run_plan", reason="undefined: not fitted for any workload")
+    run = run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft")
+    made.queue({"redraft_replay_gain": lambda s: ratio(s[..., 1], s[..., 0]) - 1}, np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1),
+               "run_plan", within=_fitted(blocks, table))
+
+
+def _best_fixed(sums: np.ndarray, n_arms: int) -> np.ndarray:
+    """Blocks of the best arm over all workloads, chosen anew in every resample; sums (..., W, K + ...)."""
+    return sums[..., :n_arms].sum(axis=-2).min(axis=-1)
+
+
+def _best_each(sums: np.ndarray, n_arms: int) -> np.ndarray:
+    """Blocks when each workload has its own best arm."""
+    return sums[..., :n_arms].min(axis=-1).sum(axis=-1)
+
+
+def _arm_table(made: _Collector) -> None:
+    """Per workload and arm: mean accepted tokens and block efficiency over the blocks of that arm's own run."""
+    log = made.log
+    for k, arm in enumerate(log.arms):
+        view = block_view(log, k)
+        columns = np.stack([view.accepted[:, k], view.emitted[:, k], np.ones(view.n_blocks)], axis=1)
+        sums = request_sums(columns, view.request_of, log.n_requests)
+        for w, workload in enumerate(log.workloads):
+            made.queue({f"mean_accepted:{workload}:{arm}": lambda s: ratio(s[..., 0], s[..., 2]),
+                        f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2])}, sums, "summary", within=[w])
