@@ -127,3 +127,21 @@ def test_a_missing_or_changed_prompt_file_is_named(tmp_path):
     (tmp_path / "gsm8k.eval.jsonl").write_text("{}\n", encoding="utf-8")
     with pytest.raises(PromptError, match="sha256"):
         load_prompts("gsm8k", "eval", tmp_path)
+
+
+def test_the_engine_check_finds_a_planted_difference(target, features, pool, config, tmp_path):
+    """On a true log every request is equal for every arm; after one accepted count is changed, exactly that request is not."""
+    from dataclasses import replace
+
+    from specsel.engine.equality import check_engine, first_difference
+
+    run = collect(target, pool, tmp_path / "run", config)
+    found = check_engine(features, pool, run, arms=tuple(pool), prompts=config.prompts)
+    assert all(c["requests"] == c["equal"] == 10 and c["blocks"] > 10 for c in found["arms"].values())
+    log = logs.read_log(run)
+    changed = log.accepted.copy()
+    changed[log.starts[3], 0] += 1
+    prompts = {p.id: encode(target.tokenizer, p) for w in config.workloads for p in load_prompts(w, "eval", config.prompts)}
+    trace = Decoder(features, pool, draft_len=4).run(prompts[log.requests[3]], always(log.arms[0]), max_new=24)
+    assert first_difference(log, 3, 0, trace) is None
+    assert first_difference(replace(log, accepted=changed), 3, 0, trace) == 0
