@@ -6,10 +6,12 @@ once a step for all live rows. Every processed token leaves its tap features beh
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,6 +68,25 @@ def is_looping(output: list[int]) -> bool:
 def greedy(logits: Tensor, requests: list[int], positions: list[int]) -> Tensor:
     """The lowest id among the largest logits: the one greedy choice of the project."""
     return logits.argmax(-1)
+
+
+def sampled(temperature: float, seed: int, keys: list[str]) -> Choose:
+    """Sampling at ``temperature`` with one Gumbel noise stream per absolute position of a request (named by ``keys[index]``).
+
+    y = argmax(logits / temperature + G[request, position]) is distributed as the softmax, and the same whatever drafted: every arm sees
+    identical prefixes at temperature > 0 too (drafters.md, section 4.2).
+    """
+    def choose(logits: Tensor, requests: list[int], positions: list[int]) -> Tensor:
+        noise = torch.stack([_gumbel(logits.shape[-1], f"{seed}/{keys[r]}/{p}") for r, p in zip(requests, positions, strict=True)])
+        return (logits / temperature + noise.to(logits.device)).argmax(-1)
+
+    return choose
+
+
+def _gumbel(size: int, name: str) -> Tensor:
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    uniform = np.random.default_rng(key).random(size, dtype=np.float32)
+    return torch.from_numpy(-np.log(-np.log(np.clip(uniform, 1e-20, 1 - 1e-7))))
 
 
 class BatchedTarget:

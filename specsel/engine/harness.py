@@ -29,7 +29,7 @@ from tqdm import tqdm
 from specsel import log as logs
 from specsel.engine import pool as pools
 from specsel.engine.draft import Drafts
-from specsel.engine.generate import BatchedTarget, Generation, generate, greedy, is_looping
+from specsel.engine.generate import BatchedTarget, Choose, Generation, generate, greedy, is_looping, sampled
 from specsel.engine.ngram import suffix_match_lengths
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompt_file
 from specsel.engine.target import Features, Target, sha256_of
@@ -52,7 +52,13 @@ class CollectConfig:
     workloads: tuple[str, ...] = WORKLOADS
     max_new: int = 160
     draft_len: int = 9
+    temperature: float = 0.0      # 0 = greedy; else one Gumbel noise stream per request and absolute position
+    seed: int = 0                 # of the noise streams
     prompts: Path | None = None
+
+    def chooser(self, group: list[Prompt]) -> Choose:
+        """The choice rule of the target for a group of requests."""
+        return sampled(self.temperature, self.seed, [f"{p.workload}/{p.id}" for p in group]) if self.temperature else greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +97,27 @@ def _score_all(target: Target, pool: dict, config: CollectConfig, queue: list[Pr
         names = [parts / f"{start + i:06d}.json" for i in range(len(group))]
         if not all(name.is_file() for name in names):
             bulk = bulk or BatchedTarget(target.model, target.taps, dtype=target.model.dtype)
-            answers = answer_group(bulk, target, group, config.max_new)
+            answers = answer_group(bulk, target, group, config)
             for name, prompt, answer in zip(names, group, answers, strict=True):
                 if not name.is_file():
-                    scored = score(features, pool, prompt, answer, config.draft_len)
+                    scored = score(features, pool, prompt, answer, config)
                     logs.write_bytes_atomically(name, json.dumps(asdict(scored)).encode())
         bar.update(len(group))
 
 
-def answer_group(bulk: BatchedTarget, target: Target, group: list[Prompt], max_new: int) -> list[Generation | None]:
-    """The target's greedy answers to a group, in order; None for a prompt that does not fit into the target's window."""
+def answer_group(bulk: BatchedTarget, target: Target, group: list[Prompt], config: CollectConfig) -> list[Generation | None]:
+    """The target's answers to a group, in order; None for a prompt that does not fit into the target's window."""
     ids = [encode(target.tokenizer, prompt) for prompt in group]
-    fits = [i for i, tokens in enumerate(ids) if len(tokens) + max_new <= target.window]
+    fits = [i for i, tokens in enumerate(ids) if len(tokens) + config.max_new <= target.window]
     answers: list[Generation | None] = [None] * len(group)
     if fits:
-        for answer in generate(bulk, [ids[i] for i in fits], max_new=max_new, eos_ids=target.eos_ids, batch=len(fits)):
+        choose = config.chooser([group[i] for i in fits])
+        for answer in generate(bulk, [ids[i] for i in fits], max_new=config.max_new, eos_ids=target.eos_ids, batch=len(fits), choose=choose):
             answers[fits[answer.index]] = answer
     return answers
 
 
-def score(features: Features, pool: dict, prompt: Prompt, answer: Generation | None, draft_len: int) -> Scored:
+def score(features: Features, pool: dict, prompt: Prompt, answer: Generation | None, config: CollectConfig) -> Scored:
     """Drafts of every arm at every position of one answer, with accepted counts, statistics and context."""
     row = {"workload": prompt.workload, "request": prompt.id, "category": prompt.category, "prompt_sha256": prompt.sha256}
     if answer is None:
@@ -126,11 +133,12 @@ def score(features: Features, pool: dict, prompt: Prompt, answer: Generation | N
         if arm == "cascade":
             drafts[arm] = drafter.combine(drafts["ngram"], drafts[drafter.config.fallback])
             continue
-        drafts[arm] = drafter.propose_all(tokens, answer.n_prompt, taps, draft_len)
+        drafts[arm] = drafter.propose_all(tokens, answer.n_prompt, taps, config.draft_len)
         if drafter.needs_taps and np.isnan(drafts[arm].confidence[drafts[arm].proposed > 0, 0]).any():
             raise CollectError(f"{prompt.workload}/{prompt.id}: drafter '{arm}' gave NaN logits; check its weights. Finished requests are kept.")
     context = _context(logits, tokens, answer.n_prompt)
-    ties = int((greedy(logits, [], []).cpu().numpy() != output).sum())
+    again = config.chooser([prompt])(logits, [0] * len(output), list(range(len(output))))
+    ties = int((again.cpu().numpy() != output).sum())      # positions where rounding moved the choice between the two passes
     return Scored(row | {"ties": ties}, list(_records(prompt, drafts, output, context)))
 
 
@@ -214,7 +222,7 @@ def _same_settings(parts: Path, settings: dict) -> str:
 def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
     counts = {w: len(load_prompts(w, "eval", config.prompts, limit=config.requests)) for w in config.workloads}
     template = target.tokenizer.chat_template or ""
-    return {"draft_len": config.draft_len, "max_new_tokens": config.max_new, "decoding": {"mode": "greedy", "temperature": 0.0, "seed": None},
+    return {"draft_len": config.draft_len, "max_new_tokens": config.max_new, "decoding": {"mode": "sampled" if config.temperature else "greedy", "temperature": config.temperature, "seed": config.seed},
             "dtype": str(target.model.dtype).removeprefix("torch."),
             "target": {"name": target.name, "sha256": target.sha256, "chat_template_sha256": logs.sha256_of(template.encode())},
             "drafters": drafters, "versions": {name: version(name) for name in ("torch", "transformers", "numpy")} | {"python": platform.python_version()},
