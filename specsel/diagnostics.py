@@ -11,8 +11,9 @@ import pandas as pd
 
 from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog
+from specsel.logistic import NotFitted, Selector, feature_matrix, fit_model, fit_selector
 from specsel.redraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
-from specsel.selector import LowoTable, NotFitted, Selector, feature_matrix, fit_model, fit_selector
+from specsel.selector import LowoTable
 from specsel.statistics import ratio, request_sums
 
 OUTCOMES = {"conf_first": "first token accepted", "conf_mean": "share of drafted tokens accepted", "conf_min": "whole draft accepted"}

@@ -23,7 +23,7 @@ from specsel.intervals import bootstrap_many
 from specsel.log import PositionLog, SpecselError, block_view, require_complete
 from specsel.redraft import dominant_blocks
 from specsel.replay import Replay, oracle_dp
-from specsel.selector import NotFitted, Selector, fit_selector
+from specsel.logistic import NotFitted, Selector, fit_selector
 from specsel.statistics import ratio, request_sums
 
 KINDS = ("logistic", "boosting")
