@@ -1,7 +1,7 @@
 """Every policy by name, with the values that tuning may try.
 
 Names are the snake-case names of the literature; fixed arms and oracles are plans over a log. Rules that need to know
-which arm looks text up, or that are fitted, take it from ``fit_on``. Not handled here: how a policy decides or is replayed.
+which arm looks text up, or that are fitted, learn it from ``fit_on``. Not handled here: how a policy decides.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pandas as pd
 from specsel import contextual as ctx
 from specsel import policies as free
 from specsel.log import PositionLog, SpecselError
-from specsel.policies import Policy, View
-from specsel.replay import Plan, best_arms, dp_arms, feature_column, fixed, follow, oracle_fixed
+from specsel.decisions import Policy, View
+from specsel.replay import Plan, fixed, follow, oracle_plan
+from specsel.streams import feature_column
 
 BASES: dict[str, Policy] = {
     "random": free.Random(),
@@ -34,19 +35,21 @@ BASES: dict[str, Policy] = {
     "exp3spec": free.EXP3Spec(),
     "hedge": free.Hedge(horizon=60),
     "hedge_anytime": free.Hedge(),
-    "normal_hedge": free.NormalHedge(),
-    "hedgespec": free.NormalHedge(with_bonus=True),
-    "hedgespec_argmax": free.NormalHedge(with_bonus=True, greedy=True),
+    "hedgespec": free.NormalHedge(),
+    "hedgespec_argmax": free.NormalHedge(greedy=True),
     "hedgespec_hedge": free.Hedge(with_bonus=True),
     "hedgespec_hedge_argmax": free.Hedge(with_bonus=True, greedy=True),
     "fixed_share": free.FixedShare(),
     "gaussian_thompson": free.GaussianThompson(),
     "beta_thompson": free.BetaThompson(),
 }
-ALIASES = {"follow_the_leader": "ftl", "uniform_random": "random", "discounted_ucb": "d_ucb", "ducb": "d_ucb", "swucb": "sw_ucb",
-           "sliding_window_ucb": "sw_ucb", "ucbspec": "ucbspec_paper", "normalhedge": "normal_hedge", "hedge_fixed": "hedge",
-           "thompson": "gaussian_thompson", "lin_ts": "lints", "lin_ucb": "linucb", "match_gate": "match_gate_6",
-           "contextual_follow_the_leader": "contextual_ftl", "cas_spec": "ema_per_cost", "whiflash": "entropy_gate"}
+ALIASES = {
+    "follow_the_leader": "ftl", "contextual_follow_the_leader": "contextual_ftl", "uniform_random": "random",
+    "discounted_ucb": "d_ucb", "sliding_window_ucb": "sw_ucb", "ucbspec": "ucbspec_paper", "normal_hedge": "hedgespec",
+    "normalhedge": "hedgespec", "match_gate_6": "match_gate",
+    "cas_spec": "ema_per_cost", "whiflash": "entropy_gate",
+}
+PERSISTENT = ("ftl", "ucb1", "hedge_anytime", "gaussian_thompson")  # without context, also shown with state kept
 PLANS = ("best_fixed", "best_fixed_workload", "best_fixed_request", "oracle_block", "oracle_dp")
 
 # main parameter of each policy and the values that tuning and the sensitivity chart try: the same number for all
@@ -89,31 +92,31 @@ def policy_by_name(name: str, log: PositionLog, *, fit_on: PositionLog | None = 
     if name.startswith("fixed:"):
         return _fixed_plan(name, log)
     if key in PLANS:
-        return _plan(key, log)
+        return oracle_plan(log, key)
     if key in BASES:
         policy = BASES[key]
         return replace(policy, prefer=model_arm_first(log)) if isinstance(policy, free.FollowTheLeader) else policy
     if key not in CONTEXTUAL:
         raise SpecselError(f"there is no policy {name!r}; expected fixed:ARM with an arm of {', '.join(log.arms)}, "
-                           f"or one of {', '.join(policy_names())}")
+                           f"or one of {', '.join((*PLANS, *learner_names()))}")
     return CONTEXTUAL[key](fit_on or log)
 
 
-def policy_names() -> tuple[str, ...]:
-    """All names except fixed:ARM."""
-    return (*PLANS, *BASES, *CONTEXTUAL)
+def learner_names() -> tuple[str, ...]:
+    """Names of all policies that are not plans over a log."""
+    return (*BASES, *CONTEXTUAL)
 
 
-def policy_table(log: PositionLog) -> pd.DataFrame:
+def describe(log: PositionLog) -> pd.DataFrame:
     """One row per policy that the log allows: name, source, what it sees and reads, how delayed counts reach it."""
     rows = []
-    for name in (*BASES, *CONTEXTUAL):
+    for name in learner_names():
         try:
             policy = policy_by_name(name, log)
         except SpecselError:
             continue
         rows.append({"policy": name, "source": policy.source, "sees": policy.sees, "reads": ", ".join(policy.reads),
-                     "release": policy.release if policy.sees in ("every arm", "either") else "", "settings": repr(policy)})
+                     "release": policy.release if policy.sees in ("every arm", "either") else "", "setting": repr(policy)})
     return pd.DataFrame(rows)
 
 
@@ -125,7 +128,7 @@ def _fixed_plan(name: str, log: PositionLog) -> Plan:
 
 
 def lookup_arm(log: PositionLog) -> int | None:
-    """The arm that looks text up: the one named ngram, else the first one with match lengths of its own; None if there is none."""
+    """The arm that looks text up: the one named ngram, else the first with match lengths of its own; None without one."""
     if "ngram" in log.arms:
         return log.arms.index("ngram")
     found = ~np.isnan(log.stats.get("match_length", np.full((1, log.n_arms), np.nan))).all(axis=0)
@@ -133,7 +136,7 @@ def lookup_arm(log: PositionLog) -> int | None:
 
 
 def model_arm_first(log: PositionLog) -> int:
-    """The lowest arm that does not look text up: it wins ties of the follow-the-leader family, also before the first block."""
+    """The lowest arm that does not look text up: it wins ties of follow-the-leader, also before the first block."""
     return 1 if lookup_arm(log) == 0 and log.n_arms > 1 else 0
 
 
@@ -141,7 +144,8 @@ def _pair(log: PositionLog) -> tuple[int, int]:
     """The lookup arm, and the best fixed arm among the others."""
     lookup = lookup_arm(log)
     if lookup is None or log.n_arms < 2:
-        raise SpecselError(f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so there is nothing to gate")
+        raise SpecselError(f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so there is nothing to gate; "
+                           "choose another policy")
     others = [k for k in range(log.n_arms) if k != lookup]
     return lookup, min(others, key=lambda k: fixed(log, k).blocks.sum())
 
@@ -151,7 +155,7 @@ def _block_features(log: PositionLog) -> tuple[str, ...]:
     found = tuple(n for n, v in log.context.items() if not np.isnan(v).all())
     if not found:
         raise SpecselError(f"{log.run}: the log has no context, so no policy can look at it; collect one that has")
-    return found
+    return tuple(f"scaled:{n}" for n in found)
 
 
 def _all_features(log: PositionLog) -> tuple[str, ...]:
@@ -159,8 +163,8 @@ def _all_features(log: PositionLog) -> tuple[str, ...]:
 
 
 def _regressors(log: PositionLog, features: tuple[str, ...], rows: np.ndarray) -> np.ndarray:
-    names = dict.fromkeys(f.partition("=")[0] for f in features)
-    return ctx.design(View(log.n_arms, log.draft_len, np.zeros(len(rows)), {n: feature_column(log, n)[rows] for n in names}), features)
+    columns = {f: feature_column(log, f)[rows] for f in features}
+    return ctx.design(View(log.n_arms, log.draft_len, np.zeros(len(rows)), columns), features)
 
 
 def _classifier(log: PositionLog, features: tuple[str, ...], every: int) -> Policy:
@@ -189,7 +193,8 @@ def _entropy_gate(log: PositionLog) -> Policy:
     gates = [ctx.Gate("target_entropy", float(t), above, below)
              for t in np.nanquantile(values, (0.1, 0.25, 0.4, 0.6, 0.75, 0.9))
              for above in range(log.n_arms) for below in range(log.n_arms) if above != below]
-    return min(gates, key=lambda g: follow(log, Plan("", np.where(values >= g.threshold, g.above, g.below))).blocks.sum())
+    plans = [Plan("", np.where(values >= g.threshold, g.above, g.below)) for g in gates]
+    return gates[int(np.argmin([follow(log, plan).blocks.sum() for plan in plans]))]
 
 
 def _experts(log: PositionLog) -> tuple[Policy, ...]:
@@ -197,34 +202,32 @@ def _experts(log: PositionLog) -> tuple[Policy, ...]:
     return (*(free.Fixed(k) for k in range(log.n_arms)), *(_match_gate(log, m) for m in (1, 3, 5, 6)))
 
 
-def _by_workload(log: PositionLog) -> dict:
-    return {"feature": "workload", "edges": tuple(w - 0.5 for w in range(1, len(log.workloads)))}
+def _by_match(log: PositionLog, inner: Policy) -> Policy:
+    """One learner per length of the longest suffix that occurred earlier (0..6)."""
+    feature_column(log, "match_length")
+    return ctx.PerContext(inner)
 
 
-def _plan(key: str, log: PositionLog) -> Plan:
-    if key == "best_fixed":
-        return _fixed_plan(oracle_fixed(log).policy, log)
-    if key in ("best_fixed_workload", "best_fixed_request"):
-        return Plan(key, np.repeat(best_arms(log, key.rpartition("_")[2]), np.diff(log.starts)))
-    return Plan(key, log.emitted.argmax(axis=1) if key == "oracle_block" else dp_arms(log))
+def _workload_edges(log: PositionLog) -> tuple[float, ...]:
+    return tuple(w - 0.5 for w in range(1, len(log.workloads)))
 
 
 CONTEXTUAL: dict[str, Callable[[PositionLog], Policy]] = {
-    "contextual_hedge": lambda log: ctx.PerContext(free.Hedge()),
-    "contextual_ftl": lambda log: ctx.PerContext(free.FollowTheLeader(prefer=model_arm_first(log))),
-    "contextual_thompson": lambda log: ctx.PerContext(free.GaussianThompson(), **_by_workload(log)),
+    "contextual_hedge": lambda log: _by_match(log, free.Hedge()),
+    "contextual_ftl": lambda log: _by_match(log, free.FollowTheLeader(prefer=model_arm_first(log))),
+    "contextual_thompson": lambda log: ctx.PerContext(free.GaussianThompson(), "workload", _workload_edges(log)),
     "linucb": lambda log: ctx.LinUCB(_block_features(log)),
     "lints": lambda log: ctx.LinTS(_block_features(log)),
     "lints_greedy": lambda log: ctx.LinTS(_block_features(log), v=0.0),
     "exp4": lambda log: ctx.EXP4(_experts(log)),
     "exp4_full": lambda log: ctx.HedgeOverExperts(_experts(log)),
+    "match_gate": lambda log: _match_gate(log, 6),
     "match_gate_1": lambda log: _match_gate(log, 1),
     "match_gate_3": lambda log: _match_gate(log, 3),
     "match_gate_5": lambda log: _match_gate(log, 5),
-    "match_gate_6": lambda log: _match_gate(log, 6),
     "entropy_gate": _entropy_gate,
     "request_router": _request_router,
     "memspec": lambda log: _classifier(log, _all_features(log), 4),
-    "whiflash_logistic": lambda log: _classifier(log, tuple(n for n in _block_features(log) if n != "match_length"), 1),
+    "whiflash_logistic": lambda log: _classifier(log, tuple(f for f in _block_features(log) if "target" in f), 1),
     "block_router": lambda log: _classifier(log, _block_features(log), 1),
 }

@@ -15,7 +15,8 @@ from scipy.special import ndtri
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from specsel.policies import TINY, Feedback, Hedge, Policy, SampledPolicy, State, View, inverse_cdf, softmax
+from specsel.decisions import Feedback, Policy, SampledPolicy, State, View, softmax
+from specsel.policies import TINY
 
 MATCH_EDGES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 
@@ -41,7 +42,7 @@ class Gate(Policy):
 
 @dataclass(frozen=True, slots=True)
 class PerContext(Policy):
-    """One independent learner per context: contextual Hedge, contextual follow-the-leader, contextual Thompson sampling.
+    """One independent learner per context: contextual Hedge, follow-the-leader, Thompson sampling.
 
     The context is the bin of one feature (a missing value is a bin of its own). While a context has seen fewer than
     ``backoff`` rounds, the learner of all contexts together decides.
@@ -76,7 +77,8 @@ class PerContext(Policy):
 
     def context(self, view: View) -> np.ndarray:
         """(n,) bin of each stream."""
-        return np.searchsorted(self.edges, view.features[self.feature], side="right") + np.isnan(view.features[self.feature])
+        value = view.features[self.feature]
+        return np.array(self.edges).searchsorted(value, side="right") + np.isnan(value)
 
     def choose(self, state: State, view: View, uniforms: np.ndarray | None) -> np.ndarray:
         rows, slot = np.arange(len(view.block)), self.context(view)
@@ -95,22 +97,15 @@ class PerContext(Policy):
 
 
 def design(view: View, features: tuple[str, ...]) -> np.ndarray:
-    """(n, d) regressors in 0..1 or near it: 1, then one column per feature; a missing value counts as 0.
+    """(n, d) regressors: 1, then one column per feature.
 
-    match_length m -> ln(1+m)/2, target_entropy H -> H/(1+H), "workload=2" -> 1 in workload 2 else 0, others unchanged.
-
-    >>> design(View(2, 9, np.zeros(1), {"target_entropy": np.array([3.0])}), ("target_entropy",)).tolist()
+    >>> design(View(2, 9, np.zeros(1), {"scaled:target_entropy": np.array([0.75])}), ("scaled:target_entropy",)).tolist()
     [[1.0, 0.75]]
     """
     columns = np.ones((len(view.block), len(features) + 1))
     for i, name in enumerate(features, start=1):
-        base, _, level = name.partition("=")
-        value = np.nan_to_num(view.features[base])
-        columns[:, i] = (value == float(level)) if level else SCALES.get(name, np.asarray)(value)
+        columns[:, i] = view.features[name]
     return columns
-
-
-SCALES = {"match_length": lambda m: np.log1p(m) / 2, "target_entropy": lambda h: h / (1 + h)}
 
 
 class LinearPolicy(Policy):
@@ -122,11 +117,12 @@ class LinearPolicy(Policy):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name.partition("=")[0] for name in self.features))
+        return self.features
 
     def start(self, n: int, n_arms: int) -> State:
         if self.ridge <= 0 or self.noise <= 0:
-            raise ValueError(f"ridge is {self.ridge} and noise {self.noise}; both must be above 0, or the first arm is chosen for ever")
+            raise ValueError(f"ridge is {self.ridge} and noise {self.noise}; both must be above 0, "
+                             "or the first arm is chosen for ever")
         d = len(self.features) + 1
         return {"inverse": np.tile(np.eye(d) / self.ridge, (n, n_arms, 1, 1)), "vector": np.zeros((n, n_arms, d))}
 
@@ -159,6 +155,10 @@ class LinTS(LinearPolicy):
     v: float = 1.0
     ridge: float = 1.0
     noise: float = 0.25
+
+    @property
+    def sees(self) -> str:
+        return "either" if self.v else "every arm"
 
     def draws(self, n_arms: int) -> int:
         return n_arms if self.v else 0
@@ -200,14 +200,13 @@ class EXP4(SampledPolicy):
         return {"log_weight": np.zeros((n, len(self.experts)))}
 
     def advice(self, view: View) -> np.ndarray:
-        """(n, E, K) distribution of each expert."""
-        given = [e.probabilities({}, view) if isinstance(e, SampledPolicy) else
-                 np.eye(view.n_arms)[e.choose({}, view, None)] for e in self.experts]
-        return np.stack(given, axis=1)
+        """(n, E, K) distribution over the arms of each expert."""
+        arms = np.array([expert.choose({}, view, None) for expert in self.experts]).T
+        return (arms[:, :, None] == np.arange(view.n_arms)).astype(float)
 
     def probabilities(self, state: State, view: View) -> np.ndarray:
-        mixed = np.einsum("ne,nek->nk", softmax(state["log_weight"]), self.advice(view))
-        return (1 - self.explore) * mixed + self.explore / view.n_arms
+        mixed = softmax(state["log_weight"])[:, None, :] @ self.advice(view)
+        return (1 - self.explore) * mixed[:, 0] + self.explore / view.n_arms
 
     def update(self, state: State, feedback: Feedback) -> None:
         rows = np.arange(len(feedback.arms))
@@ -226,7 +225,7 @@ class HedgeOverExperts(EXP4):
     rate: float = 1.0
 
     def update(self, state: State, feedback: Feedback) -> None:
-        state["log_weight"] += self.rate * np.einsum("nek,nk->ne", self.advice(feedback.view), feedback.reward)
+        state["log_weight"] += self.rate * (self.advice(feedback.view) @ feedback.reward[:, :, None])[..., 0]
         state["log_weight"] -= state["log_weight"].max(axis=1, keepdims=True)
 
 
@@ -234,15 +233,15 @@ class HedgeOverExperts(EXP4):
 class Router(Policy):
     """The arm with the highest linear score of the features, decided every ``every`` blocks (0: once per request)."""
 
-    source: ClassVar[str] = ("every 4 blocks: like MemSpec 2608.10362; once per request: like 2408.08470 and TaskSpec 2505.08600; "
-                             "every block: like WhiFlash 2606.07710; with our features and a logistic or linear fit")
+    source: ClassVar[str] = ("every 4 blocks: like MemSpec 2608.10362; once per request: like 2408.08470, TaskSpec "
+                             "2505.08600; every block: like WhiFlash 2606.07710; our features, linear or logistic fit")
     features: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]  # (d, K)
     every: int = 1
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name.partition("=")[0] for name in self.features))
+        return self.features
 
     def start(self, n: int, n_arms: int) -> State:
         return {"arm": np.zeros(n, dtype=int)}
@@ -255,24 +254,24 @@ class Router(Policy):
         return state["arm"].copy()
 
 
-def fit_linear_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int, ridge: float = 1.0) -> Router:
+def fit_linear_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int,
+                      ridge: float = 1.0) -> Router:
     """A router that predicts each arm's emitted tokens (n, K) by ridge regression on x = design(...), (n, d)."""
     weights = np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ emitted)
     return Router(features, tuple(map(tuple, weights.tolist())), every)
 
 
-def fit_classifier_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int, inverse_ridge: float = 1.0) -> Router:
+def fit_classifier_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int,
+                          inverse_ridge: float = 1.0) -> Router:
     """A router that predicts which arm emits most, by logistic regression; an arm that is never best is never chosen."""
     best = emitted.argmax(axis=1)
-    weights = np.full((x.shape[1], emitted.shape[1]), 0.0)
-    weights[0] = -1e9
     classes = np.unique(best)
-    if len(classes) == 1:
-        weights[0, classes] = 0.0
-    else:
+    weights = np.zeros((x.shape[1], emitted.shape[1]))
+    weights[0, np.setdiff1d(np.arange(emitted.shape[1]), classes)] = -1e9
+    if len(classes) > 1:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.simplefilter("ignore", ConvergenceWarning)  # ridge keeps the weights bounded either way
             model = LogisticRegression(C=inverse_ridge, max_iter=500).fit(x[:, 1:], best)
-        scores = np.vstack([model.intercept_, model.coef_.T])  # (d, classes), one column when there are two
-        weights[:, classes] = np.hstack([np.zeros_like(scores), scores]) if len(classes) == 2 else scores
+        scores = np.vstack([model.intercept_, model.coef_.T])  # (d, classes); one column when there are two classes
+        weights[:, classes[-scores.shape[1]:]] = scores
     return Router(features, tuple(map(tuple, weights.tolist())), every)

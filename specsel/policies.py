@@ -1,9 +1,7 @@
 """Choice rules without context: which arm drafts the next block, from the counts of earlier blocks alone.
 
-A policy is an immutable record of its settings. What it learns lives in a state, a mapping of arrays whose first axis
-is the stream (one request, or one persistent run of requests), so that thousands of requests advance in one step and a
-live engine uses the same code with one stream. Rewards r = (emitted - 1) / L lie in 0..1; ties go to the lowest index.
-Not handled here: rules that look at the text or at the target (``contextual``), logs, files, clocks.
+Every rule is an immutable record of its settings (``decisions.Policy``). Not handled here: rules that look at the text
+or at the target (``contextual``), names and tuning grids (``catalogue``).
 """
 
 from __future__ import annotations
@@ -14,132 +12,11 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import betaincinv, ndtri
 
-State = dict[str, np.ndarray]
+from specsel.decisions import (
+    Feedback, IndexPolicy, Policy, SampledPolicy, State, View, bump, inverse_cdf, leader, softmax,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a policy may look at before ``n`` blocks are drafted, one per stream."""
-
-    n_arms: int  # K
-    draft_len: int  # L, cap on drafted tokens per block
-    block: np.ndarray  # (n,) blocks already run in the request of each stream
-    features: dict[str, np.ndarray]  # name -> (n,) what is known before drafting; only what the policy reads, nan = missing
-
-    def take(self, rows: np.ndarray) -> View:
-        """The view of some streams."""
-        return View(self.n_arms, self.draft_len, self.block[rows], {k: v[rows] for k, v in self.features.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Feedback:
-    """What becomes known after ``n`` blocks; unseen counts are 0 and carry no information."""
-
-    view: View  # what was known when the arms were chosen
-    arms: np.ndarray  # (n,) arms that drafted
-    emitted: np.ndarray  # (n, K) emitted tokens, bonus included, 1..L+1; 0 where unseen
-    seen: np.ndarray  # (n, K) bool
-
-    @property
-    def reward(self) -> np.ndarray:
-        """(n, K) reward (emitted - 1) / L in 0..1; 0 where unseen."""
-        return np.maximum(self.emitted - 1, 0) / max(self.view.draft_len, 1)
-
-    @property
-    def own(self) -> np.ndarray:
-        """(n,) int, emitted - 1 of the arms that drafted, 0..L."""
-        return self.emitted[np.arange(len(self.arms)), self.arms] - 1
-
-    @property
-    def own_reward(self) -> np.ndarray:
-        """(n,) reward of the arms that drafted, 0..1."""
-        return self.own / max(self.view.draft_len, 1)
-
-
-class Policy:
-    """A choice rule: ``start`` a state, ``choose`` an arm per stream, ``update`` the state in place."""
-
-    __slots__ = ()
-    source: ClassVar[str] = ""  # where the rule comes from
-    sees: ClassVar[str] = "nothing"  # "nothing", "chosen arm", "every arm" or "either", as feedback
-    release: ClassVar[str] = "round"  # delayed feedback comes per "round" (all arms of a block) or per "arm"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of the features that it looks at before drafting."""
-        return ()
-
-    def draws(self, n_arms: int) -> int:
-        """Uniform random numbers needed per block."""
-        return 0
-
-    def start(self, n: int, n_arms: int) -> State:
-        """The state of ``n`` fresh streams."""
-        return {}
-
-    def choose(self, state: State, view: View, uniforms: np.ndarray | None) -> np.ndarray:
-        """(n,) arms; ``uniforms`` has shape (n, draws)."""
-        raise NotImplementedError
-
-    def update(self, state: State, feedback: Feedback) -> None:
-        """Learn from one finished block of every stream, in place."""
-
-
-class IndexPolicy(Policy):
-    """A rule that plays the arm with the highest index."""
-
-    __slots__ = ()
-
-    def choose(self, state: State, view: View, uniforms: np.ndarray | None) -> np.ndarray:
-        return self.index(state, view).argmax(axis=1)
-
-
-class SampledPolicy(Policy):
-    """A rule that draws the arm from a distribution."""
-
-    __slots__ = ()
-
-    def draws(self, n_arms: int) -> int:
-        return 1
-
-    def choose(self, state: State, view: View, uniforms: np.ndarray | None) -> np.ndarray:
-        return inverse_cdf(self.probabilities(state, view), uniforms[:, 0])
-
-
-def inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """(n,) arms drawn by inverse distribution function in index order; probabilities (n, K), uniforms (n,) in [0, 1).
-
-    >>> inverse_cdf(np.array([[0.2, 0.0, 0.8], [0.2, 0.0, 0.8]]), np.array([0.1, 0.2]))
-    array([0, 2])
-    """
-    cumulative = probabilities.cumsum(axis=1)
-    cumulative /= cumulative[:, -1:]
-    return (cumulative[:, :-1] <= uniforms[:, None]).sum(axis=1)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities proportional to exp(logits) along the last axis, finite for any finite logits.
-
-    >>> softmax(np.array([[0.0, -1e6]])).tolist()
-    [[1.0, 0.0]]
-    """
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def leader(score: np.ndarray, prefer: int = 0) -> np.ndarray:
-    """(n,) arms with the highest score (n, K); ``prefer`` wins a tie it is part of, else the lowest index does.
-
-    >>> leader(np.array([[1, 1, 0], [0, 2, 2]]), prefer=2).tolist()
-    [0, 2]
-    """
-    best = score.argmax(axis=1)
-    return np.where(score[:, prefer] == score.max(axis=1), prefer, best) if prefer else best
-
-
-def bump(array: np.ndarray, arms: np.ndarray, amount: float | np.ndarray) -> None:
-    """Add ``amount`` at the arm of each stream, in place."""
-    array[np.arange(len(arms)), arms] += amount
+TINY = 1e-100  # keeps importance weights finite when a forced arm had no probability left
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +107,7 @@ class MetaSDUCB(CountingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class DiscountedUCB(CountingPolicy):
-    """UCB on counts and sums of all arms that fade by ``discount`` per block; bonus 2 sqrt(xi ln(sum of counts) / count)."""
+    """UCB on counts and sums that fade by ``discount`` per block; bonus 2 sqrt(xi ln(sum of counts) / count)."""
 
     source: ClassVar[str] = "Garivier & Moulines 2011; appendix of MetaSD"
     discount: float = 0.95
@@ -275,8 +152,8 @@ class SlidingWindowUCB(CountingPolicy):
 class UCBSpecPaper(CountingPolicy):
     """UCBSpec as printed: mean emitted + (L/2) sqrt((1+n)/n^2 (1 + 2 ln(K t^2 sqrt(1+n) / delta))).
 
-    L is the cap over all arms. Its mean is L times a mean of fractions plus 1, as in the published re-analysis, where
-    rounding decides near-ties.
+    L is the cap over all arms. The mean is 1 + L times a mean of fractions: with many ties, rounding moves the third
+    decimal of the table in policies.md, section 7, and this order of operations reproduces it.
     """
 
     source: ClassVar[str] = "BanditSpec, arXiv 2505.15141 (ICML 2025); delta of the experiments is not reported"
@@ -305,7 +182,8 @@ class UCBSpecReleased(CountingPolicy):
 
     def choose(self, state: State, view: View, uniforms: np.ndarray | None) -> np.ndarray:
         rounds = state["pulls"].sum(axis=1).astype(int)
-        return np.where(rounds < self.passes * view.n_arms, rounds % view.n_arms, self.index(state, view).argmax(axis=1))
+        greedy = IndexPolicy.choose(self, state, view, uniforms)
+        return np.where(rounds < self.passes * view.n_arms, rounds % view.n_arms, greedy)
 
     def bonus(self, pulls: np.ndarray, view: View) -> float:
         return 0.0
@@ -375,9 +253,6 @@ class EXP3Spec(SampledPolicy):
         state["round"] += 1
 
 
-TINY = 1e-100  # keeps importance weights finite when a forced arm had no probability left
-
-
 class LossPolicy(SampledPolicy):
     """Full-information learners on losses; ``greedy`` plays the most probable arm instead of drawing."""
 
@@ -399,7 +274,7 @@ class LossPolicy(SampledPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Hedge(LossPolicy):
-    """Exponential weights on cumulative losses; rate sqrt(8 ln K / horizon), with the current round when none is given."""
+    """Exponential weights on cumulative losses; rate sqrt(8 ln K / horizon), or the current round for the horizon."""
 
     source: ClassVar[str] = "Freund & Schapire 1997 (standard); with_bonus: HedgeSpec, arXiv 2510.20064"
     horizon: int | None = None  # blocks, known in advance; None = anytime
@@ -412,7 +287,8 @@ class Hedge(LossPolicy):
         return {"loss": np.zeros((n, n_arms)), "round": np.ones((n, 1))}
 
     def probabilities(self, state: State, view: View) -> np.ndarray:
-        rate = self.rate if self.rate else np.sqrt(8 * np.log(view.n_arms) / (self.horizon or state["round"]))
+        formula = np.sqrt(8 * np.log(view.n_arms) / (self.horizon or state["round"]))
+        rate = formula if self.rate is None else self.rate
         return softmax(-self.scale * rate * state["loss"])
 
     def update(self, state: State, feedback: Feedback) -> None:
@@ -422,11 +298,14 @@ class Hedge(LossPolicy):
 
 @dataclass(frozen=True, slots=True)
 class NormalHedge(LossPolicy):
-    """The parameter-free learner of HedgeSpec's experiments: weights grow with positive regret only."""
+    """The parameter-free learner of HedgeSpec's experiments: weights grow with positive regret only.
+
+    A constant factor on all losses changes nothing, so counting the bonus token (HedgeSpec's loss) does not either.
+    """
 
     source: ClassVar[str] = "Chaudhuri et al. 2009; HedgeSpec, arXiv 2510.20064"
+    with_bonus: ClassVar[bool] = True
     greedy: bool = False
-    with_bonus: bool = False
 
     def start(self, n: int, n_arms: int) -> State:
         return {"regret": np.zeros((n, n_arms))}
@@ -435,8 +314,8 @@ class NormalHedge(LossPolicy):
         positive = np.maximum(state["regret"], 0)
         top = positive.max(axis=1, keepdims=True)
         z = np.divide(positive, top, out=np.zeros_like(positive), where=top > 0)  # 0..1
-        weights = z * np.exp(potential_rate(z) * (z**2 - 1))
-        return np.where(top > 0, weights, 1) / np.where(top > 0, weights, 1).sum(axis=1, keepdims=True)
+        weights = np.where(top > 0, z * np.exp(potential_rate(z) * (z**2 - 1)), 1)  # no positive regret: uniform
+        return weights / weights.sum(axis=1, keepdims=True)
 
     def update(self, state: State, feedback: Feedback) -> None:
         losses = self.losses(feedback)
@@ -447,7 +326,7 @@ class NormalHedge(LossPolicy):
 def potential_rate(z: np.ndarray) -> np.ndarray:
     """(n, 1) solution b of mean_i exp(b z_i^2) = e, for z (n, K) scaled to maximum 1; c = top^2 / (2 b).
 
-    b lies in [1, 1 + ln K]; the left side is convex and increasing, so Newton steps from the right end stay to the right.
+    b lies in [1, 1 + ln K]; the left side is convex and increasing, so Newton steps from the right end stay there.
 
     >>> potential_rate(np.array([[1.0, 1.0]])).round(6).tolist()
     [[1.0]]
@@ -457,7 +336,8 @@ def potential_rate(z: np.ndarray) -> np.ndarray:
     for _ in range(12):  # each step doubles the digits
         terms = np.exp(b * square)
         slope = (terms * square).sum(axis=1, keepdims=True)
-        b -= np.divide(terms.sum(axis=1, keepdims=True) - np.e * z.shape[1], slope, out=np.zeros_like(b), where=slope > 0)
+        excess = terms.sum(axis=1, keepdims=True) - np.e * z.shape[1]
+        b -= np.divide(excess, slope, out=np.zeros_like(b), where=slope > 0)
     return b
 
 

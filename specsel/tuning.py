@@ -1,0 +1,223 @@
+"""Experiments on policies: tuning on training requests, the policy table, regret and pull-share curves, a prediction.
+
+Every policy with a main parameter gets the same number of trials on the training requests, is frozen, and is compared
+on the other requests: requests are resampled, differences are paired, and the best fixed arm is chosen anew in every
+resample. Not handled here: how policies decide, charts, prose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from specsel.catalogue import GRIDS, PERSISTENT, PLANS, learner_names, policy_by_name
+from specsel.decisions import Policy
+from specsel.log import PositionLog, SpecselError
+from specsel.replay import Plan, Replay, fixed, oracle_dp, oracle_workload, replay, replay_seeds, sanity_check
+from specsel.statistics import Estimate, bootstrap_requests, holm, paired_difference, pooled_ratio
+
+SEEDS = tuple(range(20))  # of every policy that draws at random
+
+
+def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog]:
+    """Training requests (``share`` of each workload, at least one) and the rest, both in random order.
+
+    The order matters to policies that keep their state: random order is mixed traffic.
+    """
+    order = rng.permutation(log.n_requests)
+    train = np.zeros(log.n_requests, dtype=bool)
+    for w in range(len(log.workloads)):
+        mine = order[log.workload[order] == w]
+        train[mine[:max(1, round(share * len(mine)))]] = True
+    return log.select(order[train[order]]), log.select(order[~train[order]])
+
+
+def setups(policy: Policy) -> list[str]:
+    """The kinds of feedback under which a policy differs."""
+    kinds = {"every arm": ["full", "delayed"], "either": ["bandit", "full", "delayed"]}
+    return kinds.get(policy.sees, ["bandit"])
+
+
+def evaluate(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = None, reset: str = "request",
+             seeds: Sequence[int] = SEEDS, name: str | None = None) -> tuple[Replay, float | None]:
+    """Totals summed over the seeds, and the standard deviation of block efficiency between seeds (None: not random)."""
+    if isinstance(policy, Plan) or not policy.draws(log.n_arms):
+        return replay(log, policy, feedback=feedback, reset=reset, name=name), None
+    runs = replay_seeds(log, policy, seeds, feedback=feedback, reset=reset, name=name)
+    total = replace(runs[0], **{f: sum(getattr(r, f) for r in runs) for f in ("blocks", "emitted", "pulls")})
+    return total, float(np.std([r.block_efficiency for r in runs], ddof=1)) if len(runs) > 1 else None
+
+
+def trials(log: PositionLog, name: str, *, feedback: str | None = None, reset: str = "request",
+           seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
+    """Every value of a policy's main parameter: policy, parameter, value, block_efficiency, setting (the policy)."""
+    policy = policy_by_name(name, log)
+    parameter, values = GRIDS.get(name, (None, (None,)))
+    rows = []
+    for value in values:
+        setting = policy if parameter is None else replace(policy, **{parameter: value})
+        found, _ = evaluate(log, setting, feedback=feedback, reset=reset, seeds=seeds)
+        rows.append({"policy": name, "parameter": parameter, "value": value, "block_efficiency": found.block_efficiency,
+                     "setting": setting})
+    return pd.DataFrame(rows)
+
+
+def tune(log: PositionLog, name: str, **options) -> Policy:
+    """The setting with the highest block efficiency on training requests; the first of equals."""
+    table = trials(log, name, **options)
+    return table["setting"][int(table["block_efficiency"].argmax())]
+
+
+# ---- the policy table
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One policy of the table, in all its setups."""
+
+    name: str
+    train: PositionLog
+    test: PositionLog
+    seeds: tuple[int, ...]
+    tuned: bool
+
+
+def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
+    """Rows (without intervals) and totals of one policy; none when the log lacks what the policy needs."""
+    try:
+        base = policy_by_name(job.name, job.test, fit_on=job.train)
+    except SpecselError:
+        return []
+    if isinstance(base, Plan):
+        found, _ = evaluate(job.test, base, name=job.name)
+        return [({"policy": job.name, "sees": "hindsight", "feedback": "", "reset": "", "setting": ""}, found)]
+    rows, keeps = [], job.name in PERSISTENT or (base.reads and base.sees != "nothing")
+    for reset in ("request", "never") if keeps else ("request",):
+        policy = base
+        if job.tuned and job.name in GRIDS:
+            policy = tune(job.train, job.name, feedback=setups(base)[0], reset=reset, seeds=job.seeds[:5])
+        for feedback in setups(base):
+            found, spread = evaluate(job.test, policy, feedback=feedback, reset=reset, seeds=job.seeds, name=job.name)
+            rows.append(({"policy": job.name, "sees": policy.sees, "feedback": feedback, "reset": reset,
+                          "setting": repr(policy), "seed_sd": spread}, found))
+    return rows
+
+
+def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, names: Iterable[str] | None = None,
+            seeds: Sequence[int] = SEEDS, tuned: bool = True, n_resamples: int = 2000, workers: int = 1) -> pd.DataFrame:
+    """The policy table on the test requests, one row per policy, feedback and reset.
+
+    Columns: policy, sees, feedback, reset, setting, seed_sd, block_efficiency, then ``fixed`` and ``dp``: the paired
+    difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, and ``fixed_p``
+    after Holm's correction; ``share:ARM`` are shares of blocks. Policies that the log does not allow are left out.
+    """
+    sanity_check(test)
+    plans = [f"fixed:{a}" for a in test.arms] + list(PLANS[1:])
+    jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in (plans + list(learner_names()) if names is None else names)]
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            rows = [row for part in pool.map(_run_job, jobs) for row in part]
+    else:
+        rows = [row for job in jobs for row in _run_job(job)]
+    arms = np.stack([fixed(test, k).totals for k in range(test.n_arms)], axis=1)
+    exact = oracle_dp(test).totals[:, None]
+    for (row, found), child in zip(rows, rng.spawn(len(rows))):
+        row["block_efficiency"] = found.block_efficiency
+        for label, other in (("fixed", arms), ("dp", exact)):
+            gap = _difference(found, other, test.workload, child, n_resamples)
+            row.update({label: gap.value, f"{label}_low": gap.low, f"{label}_high": gap.high, f"{label}_p": gap.p})
+        row.update({f"share:{a}": s for a, s in zip(test.arms, found.shares)})
+    table = pd.DataFrame([row for row, _ in rows]).drop(columns="dp_p")
+    return table.assign(fixed_p=holm(table["fixed_p"].fillna(1.0).to_numpy(dtype=float)))
+
+
+def _difference(found: Replay, others: np.ndarray, strata: np.ndarray, rng: np.random.Generator, n_resamples: int) -> Estimate:
+    """Block efficiency minus that of the best of ``others`` (R, K, 2), which is chosen in every resample."""
+    mine = np.broadcast_to(found.totals[:, None], others.shape)
+    return paired_difference(_best_ratio, mine, others, strata=strata, rng=rng, n_resamples=n_resamples)
+
+
+def _best_ratio(sums: np.ndarray) -> np.ndarray:
+    """Highest block efficiency over arms, (..., K, 2) -> (...)."""
+    return pooled_ratio(sums).max(axis=-1)
+
+
+# ---- the workload-level hypothesis
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a simulation says contextual Thompson sampling gains by workload, and what exact replay says."""
+
+    predicted: Estimate  # relative gain over the best fixed arm, on the simulated log
+    measured: Estimate  # the same on the measured log
+    predicted_headroom: Estimate  # of the best arm per workload, on the simulated log
+    measured_headroom: Estimate
+    verdict: str
+
+
+def gain_over_best_fixed(log: PositionLog, found: Replay, *, rng: np.random.Generator, n_resamples: int = 2000) -> Estimate:
+    """Relative gain in block efficiency over the best fixed arm, which is chosen anew in every resample."""
+    arms = np.stack([found.totals] + [fixed(log, k).totals for k in range(log.n_arms)], axis=1)
+    return bootstrap_requests(lambda s: pooled_ratio(s[:, 0]) / _best_ratio(s[:, 1:]) - 1, arms, strata=log.workload,
+                              rng=rng, n_resamples=n_resamples)
+
+
+def workload_hypothesis(simulated: PositionLog, measured: PositionLog, *, rng: np.random.Generator,
+                        seeds: Sequence[int] = SEEDS, n_resamples: int = 2000) -> Prediction:
+    """Run contextual Thompson sampling (context: the workload, state kept, mixed traffic) on both logs and compare."""
+    gains, limits = [], []
+    for log in (simulated, measured):
+        mixed = log.select(rng.permutation(log.n_requests))
+        found, _ = evaluate(mixed, policy_by_name("contextual_thompson", mixed), reset="never", seeds=seeds)
+        gains.append(gain_over_best_fixed(mixed, found, rng=rng, n_resamples=n_resamples))
+        limits.append(gain_over_best_fixed(mixed, oracle_workload(mixed), rng=rng, n_resamples=n_resamples))
+    return Prediction(*gains, *limits, verdict=verdict(*gains))
+
+
+def verdict(predicted: Estimate, measured: Estimate) -> str:
+    """One sentence: is the prediction inside the measured interval, and does the measured gain differ from none?"""
+    if predicted.value is None or not measured.defined:
+        return "The log is too small to judge the prediction."
+    effect = "a gain" if measured.low > 0 else "a loss" if measured.high < 0 else "no measurable benefit"
+    inside = measured.low <= predicted.value <= measured.high
+    return f"The prediction is {'confirmed' if inside else 'falsified'}: the log shows {effect}."
+
+
+# ---- curves
+
+
+def regret_within_request(log: PositionLog, found: Replay) -> pd.DataFrame:
+    """Cumulative regret in tokens by block of a request, on the policy's own blocks; needs ``keep_path=True``.
+
+    Columns: block (from 1), requests (that run so long), regret_fixed (to the request's best fixed arm), regret_block
+    (to the best arm of each block), and share:ARM at that block. Each block adds the mean over the requests it exists in.
+    """
+    rows, arms = found.path.rows, found.path.arms
+    request = np.searchsorted(log.starts, rows, side="right") - 1
+    first = np.concatenate([[0], np.cumsum(np.bincount(request, minlength=log.n_requests))[:-1]])
+    block = np.arange(len(rows)) - first[request]
+    emitted, each = log.emitted[rows], np.arange(len(rows))
+    own = emitted[each, arms]
+    best = np.stack([fixed(log, k).blocks for k in range(log.n_arms)], axis=1).argmin(axis=1)[request]
+    n = np.bincount(block)
+    table = {"block": np.arange(1, len(n) + 1), "requests": n,
+             "regret_fixed": np.cumsum(np.bincount(block, weights=emitted[each, best] - own) / n),
+             "regret_block": np.cumsum(np.bincount(block, weights=emitted.max(axis=1) - own) / n)}
+    shares = {f"share:{a}": np.bincount(block, weights=arms == k) / n for k, a in enumerate(log.arms)}
+    return pd.DataFrame({**table, **shares})
+
+
+def regret_over_log(found: Replay, base: Replay) -> pd.DataFrame:
+    """Blocks needed beyond another replay, cumulative over requests in the order of the log, with cumulative pull shares.
+
+    Columns: request (from 1), extra_blocks, and share:ARM.
+    """
+    pulls = found.pulls.cumsum(axis=0)
+    shares = pulls / pulls.sum(axis=1, keepdims=True)
+    return pd.DataFrame({"request": np.arange(1, len(pulls) + 1), "extra_blocks": np.cumsum(found.blocks - base.blocks),
+                         **{f"share:{a}": shares[:, k] for k, a in enumerate(found.arms)}})
