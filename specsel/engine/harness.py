@@ -31,8 +31,8 @@ from specsel.engine import pool as pools
 from specsel.engine.draft import Drafts
 from specsel.engine.generate import BatchedTarget, Choose, Generation, generate, greedy, is_looping, sampled
 from specsel.engine.ngram import suffix_match_lengths
-from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompt_file
-from specsel.engine.target import Features, Target, sha256_of
+from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompts_sha256
+from specsel.engine.target import Features, Target
 from specsel.engine.train import accepted_counts
 from specsel.log import SpecselError
 
@@ -227,7 +227,7 @@ def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
             "target": {"name": target.name, "sha256": target.sha256, "chat_template_sha256": logs.sha256_of(template.encode())},
             "drafters": drafters, "versions": {name: version(name) for name in ("torch", "transformers", "numpy")} | {"python": platform.python_version()},
             "hardware": {"cpu": cpu_name(), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None, "threads": torch.get_num_threads()},
-            "prompts": {w: {"file": f"{w}.eval.jsonl", "sha256": sha256_of(prompt_file(w, "eval", config.prompts)), "count": n} for w, n in counts.items()}, "git_commit": git_commit()}
+            "prompts": {w: {"file": f"{w}.eval.jsonl", "sha256": prompts_sha256(w, "eval", config.prompts), "count": n} for w, n in counts.items()}, "git_commit": git_commit()}
 
 
 def cpu_name() -> str:

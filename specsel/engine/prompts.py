@@ -23,6 +23,10 @@ SHA256 = {
 }
 
 
+HUB = Path("hub")
+"""Given instead of a folder: evaluation prompts from the public hub data sets."""
+
+
 class PromptError(SpecselError):
     """The prompt files are missing or are not the published ones."""
 
@@ -52,11 +56,22 @@ def prompt_file(workload: str, split: str, folder: Path | None = None) -> Path:
     return (folder or default_folder()) / f"{workload}.{split}.jsonl"
 
 
+def prompts_sha256(workload: str, split: str, folder: Path | None = None) -> str:
+    """sha256 of the prompt file; of the published one when prompts come from the hub, where every text is checked by itself."""
+    if folder == HUB:
+        return SHA256[f"{workload}.{split}"]
+    return hashlib.sha256(prompt_file(workload, split, folder).read_bytes()).hexdigest()
+
+
 def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit: int | None = None) -> list[Prompt]:
     """The first ``limit`` prompts of ``<workload>.<split>.jsonl`` (all when None), in file order.
 
     Raises PromptError when the file is missing or its sha256 differs from the published one.
     """
+    if folder == HUB:
+        from specsel.engine.hub import load_from_hub
+
+        return load_from_hub(workload, limit=limit)
     path = prompt_file(workload, split, folder)
     if not path.is_file():
         raise PromptError(f"{path}: no such prompt file. Give the folder of the prompt files with --prompts or SPECSEL_PROMPTS.")
