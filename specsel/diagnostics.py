@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from specsel.intervals import bootstrap_many
-from specsel.log import STATS, BlockLog
+from specsel.log import STATS, BlockLog, PositionLog, block_view
 from specsel.logistic import NotFitted, Selector, feature_matrix, fit_model, fit_selector
 from specsel.redraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
 from specsel.selector import LowoTable
@@ -195,3 +195,42 @@ def _cross_fitted(blocks: BlockLog, held: np.ndarray, features: Sequence[str]) -
         decided, fine = _decided(blocks, held & ~test, test, features)
         redraft, worked = redraft | decided, worked or fine
     return redraft, worked
+
+
+# ---- the pool itself
+
+
+def survival(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
+    """Share of an arm's blocks that accept at least k drafted tokens, k = 1..L, over the blocks of its own run (logged blocks
+    of an anchored log). Columns: arm, k, share, low, high, blocks.
+    """
+    rows, steps = [], np.arange(1, log.draft_len + 1)
+    for k, arm in enumerate(log.arms):
+        view = block_view(log, k if log.complete else None)
+        reached = np.column_stack([view.accepted[:, k, None] >= steps, np.ones(view.n_blocks)])
+        sums = request_sums(reached.astype(float), view.request_of, log.n_requests)
+        found = bootstrap_many({step: lambda s, i=step - 1: ratio(s[..., i], s[..., -1]) for step in steps.tolist()}, sums, strata=log.workload,
+                               rng=rng, n_resamples=n_resamples)
+        rows += [{"arm": arm, "k": step, "share": e.value, "low": e.low, "high": e.high, "blocks": view.n_blocks} for step, e in found.items()]
+    return pd.DataFrame(rows)
+
+
+def agreement(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
+    """Share of blocks on which one arm emits more than another; 1 minus both directions is a tie. Columns: arm, other, share, low, high."""
+    counts = blocks.emitted
+    names = [(a, b) for a in range(len(blocks.arms)) for b in range(len(blocks.arms)) if a != b]
+    more = np.stack([counts[:, a] > counts[:, b] for a, b in names] + [np.ones(blocks.n_blocks, dtype=bool)], axis=1)
+    sums = request_sums(more.astype(float), blocks.request_of, len(blocks.requests))
+    found = bootstrap_many({name: lambda s, i=i: ratio(s[..., i], s[..., -1]) for i, name in enumerate(names)}, sums, strata=blocks.workload,
+                           rng=rng, n_resamples=n_resamples)
+    return pd.DataFrame([{"arm": blocks.arms[a], "other": blocks.arms[b], "share": e.value, "low": e.low, "high": e.high} for (a, b), e in found.items()])
+
+
+def who_wins(blocks: BlockLog) -> pd.DataFrame:
+    """Blocks per workload whose longest draft is one arm's alone, or shared ("tie"). Columns: workload, best, blocks."""
+    counts = blocks.emitted
+    top = counts == counts.max(axis=1, keepdims=True)
+    best = np.where(top.sum(axis=1) > 1, len(blocks.arms), top.argmax(axis=1))
+    names = (*blocks.arms, "tie")
+    return pd.DataFrame([{"workload": workload, "best": name, "blocks": int(((best == k) & (blocks.workload_of == w)).sum())}
+                         for w, workload in enumerate(blocks.workloads) for k, name in enumerate(names)])
