@@ -1,0 +1,103 @@
+"""The real pool on real prompts: the committed log is what the engine does, and nothing that drafts changes the output.
+
+Needs the embedded target (`specsel fetch`) and the prompt files (SPECSEL_PROMPTS, or the folder beside the checkout).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specsel import log as logs
+from specsel.engine import target as targets
+from specsel.engine.decode import Decoder, always, plain
+from specsel.engine.equality import first_difference
+from specsel.engine.pool import PoolConfig, load_pool
+from specsel.engine.prompts import encode, load_prompts
+from specsel.engine.target import Features, load_target
+from specsel.engine.train import new_dflash, new_eagle
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "data" / "runs" / "spine"
+TIE = 1e-3
+"""Top-1/top-2 logit margin below which rounding alone can move an fp32 choice between two machines or two batch shapes."""
+
+
+def prompt_folder() -> Path:
+    return Path(os.environ.get("SPECSEL_PROMPTS") or ROOT.parent / "shared" / "data" / "prompts")
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (targets.home() / "targets" / targets.EMBEDDED).is_dir(), reason="run `specsel fetch` first"),
+              pytest.mark.skipif(not prompt_folder().is_dir(), reason="no prompt files: set SPECSEL_PROMPTS")]
+
+
+@pytest.fixture(scope="module")
+def real():
+    target = load_target()
+    config = PoolConfig(eagle=ROOT / "data/drafters/eagle", dflash=ROOT / "data/drafters/dflash")
+    return target, Features(target), load_pool(target, config)
+
+
+@pytest.fixture(scope="module")
+def requests():
+    """The first logged request of each workload: (index in the log, prompt)."""
+    log = logs.read_log(RUN)
+    first = [int(np.flatnonzero(log.workload == w)[0]) for w in range(len(log.workloads))]
+    texts = {w: {p.id: p for p in load_prompts(w, "eval", prompt_folder())} for w in log.workloads}
+    return log, [(r, texts[log.workloads[log.workload[r]]][log.requests[r]]) for r in first]
+
+
+def test_the_committed_log_is_what_the_engine_does(real, requests):
+    """One request a workload, every arm: all blocks as logged, or the first difference stands at a tie of the target's logits."""
+    target, features, pool = real
+    log, chosen = requests
+    decoder = Decoder(features, pool, draft_len=log.draft_len)
+    for r, prompt in chosen:
+        for k, arm in enumerate(log.arms):
+            trace = decoder.run(encode(target.tokenizer, prompt), always(arm), max_new=log.manifest["max_new_tokens"])
+            where = first_difference(log, r, k, trace)
+            assert where is None or min(trace.margins[: where + log.draft_len + 2]) < TIE, (arm, prompt.id, where)
+
+
+def test_real_drafters_and_their_union_leave_the_greedy_output_unchanged(real, requests):
+    """Library greedy decoding == plain == union of all four, token for token, up to the first tie."""
+    target, features, pool = real
+    decoder = Decoder(features, pool)
+    for _, prompt in requests[1]:
+        ids = encode(target.tokenizer, prompt)
+        truth = target.model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=48)[0, len(ids) :].tolist()
+        for decide in (plain, lambda position, state: (list(pool), None)):
+            trace = decoder.run(ids, decide, max_new=48)
+            same = next((i for i, (a, b) in enumerate(zip(trace.output, truth, strict=False)) if a != b), len(truth))
+            assert trace.output == truth or trace.margins[same] < TIE
+
+
+def test_an_untrained_drafter_changes_nothing_and_helps_little(real, requests):
+    """Drafters with random layers in the slots of the trained ones: same output, block efficiency 1.0 to 1.05."""
+    target, features, trained = real
+    torch.manual_seed(0)
+    eagle, dflash = trained["eagle"], trained["dflash"]
+    from specsel.engine.dflash import DFlash
+    from specsel.engine.eagle import Eagle
+    from specsel.engine.train import TrainConfig
+
+    head = new_eagle(target, eagle.head.target_ids)
+    model = new_dflash(target, dflash.ids, TrainConfig())
+    for module in (head, model):
+        for parameter in module.parameters():
+            parameter.data.normal_(std=0.02) if parameter.ndim > 1 else parameter.data.fill_(1.0)
+    embedding, lm_head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
+    pool = {"eagle": Eagle(head, embedding), "dflash": DFlash(model, embedding, lm_head)}
+    decoder, blocks, emitted = Decoder(features, pool), 0, 0
+    for _, prompt in requests[1]:
+        ids = encode(target.tokenizer, prompt)
+        truth = decoder.run(ids, plain, max_new=32)
+        for arm in pool:
+            trace = decoder.run(ids, always(arm), max_new=32)
+            assert trace.output == truth.output
+            blocks, emitted = blocks + len(trace.blocks), emitted + len(trace.output) - 1
+    assert 1.0 <= emitted / blocks <= 1.05
