@@ -215,17 +215,6 @@ def survival(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2
     return pd.DataFrame(rows)
 
 
-def agreement(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Share of blocks on which one arm emits more than another; 1 minus both directions is a tie. Columns: arm, other, share, low, high."""
-    counts = blocks.emitted
-    names = [(a, b) for a in range(len(blocks.arms)) for b in range(len(blocks.arms)) if a != b]
-    more = np.stack([counts[:, a] > counts[:, b] for a, b in names] + [np.ones(blocks.n_blocks, dtype=bool)], axis=1)
-    sums = request_sums(more.astype(float), blocks.request_of, len(blocks.requests))
-    found = bootstrap_many({name: lambda s, i=i: ratio(s[..., i], s[..., -1]) for i, name in enumerate(names)}, sums, strata=blocks.workload,
-                           rng=rng, n_resamples=n_resamples)
-    return pd.DataFrame([{"arm": blocks.arms[a], "other": blocks.arms[b], "share": e.value, "low": e.low, "high": e.high} for (a, b), e in found.items()])
-
-
 def who_wins(blocks: BlockLog) -> pd.DataFrame:
     """Blocks per workload whose longest draft is one arm's alone, or shared ("tie"). Columns: workload, best, blocks."""
     counts = blocks.emitted

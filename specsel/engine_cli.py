@@ -1,0 +1,130 @@
+"""The commands that need the engine: options in, one call of `specsel.engine` each; torch is imported when a command runs.
+
+Defaults live in the engine's configuration records: an option that is not given is not passed on.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Target = Annotated[str | None, typer.Option(help="embedded target (default), a folder, or a hub model")]
+Revision = Annotated[str | None, typer.Option(help="pinned revision of a hub model")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps")]
+Dtype = Annotated[str, typer.Option(help="precision of the target; equality with plain decoding is claimed for float32 only")]
+Eagle = Annotated[Path | None, typer.Option(help="folder of the EAGLE-3 head")]
+Dflash = Annotated[Path | None, typer.Option(help="folder of the DFlash drafter")]
+Prompts = Annotated[Path | None, typer.Option(help="folder of prompt files (default: $SPECSEL_PROMPTS, else data/prompts)")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="folder to write; an interrupted run is resumed")]
+
+
+def add_engine_commands(app: typer.Typer) -> None:
+    """Add fetch, train, collect, time and race to the command line."""
+    train = typer.Typer(help="Training data and drafters.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    train.command("data")(train_data)
+    train.command("eagle")(train_eagle)
+    train.command("dflash")(train_dflash)
+    app.add_typer(train, name="train")
+    for name, command in (("fetch", fetch), ("collect", collect), ("time", time_command), ("race", race)):
+        app.command(name)(command)
+
+
+def fetch() -> None:
+    """Make the embedded target ready: download once, check its hash, convert.
+
+    Example: specsel fetch
+    """
+    from specsel import engine
+
+    print(engine.fetch())
+
+
+def train_data(out: Out = Path("_build/train"), tokens: Annotated[int, typer.Option(help="output tokens to generate")] = 1_000_000, prompts: Prompts = None,
+               target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+    """Let the target answer the training prompts: what drafters are trained on.
+
+    Example: specsel train data --tokens 1000000 --out _build/train
+    """
+    from specsel import engine
+
+    print(engine.build(_target(target, revision, device, dtype), out, tokens=tokens, prompts=prompts))
+
+
+def train_eagle(data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"), out: Out = Path("data/drafters/eagle"),
+                steps: Annotated[int | None, typer.Option(help="training steps")] = None, seed: Annotated[int | None, typer.Option()] = None,
+                target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+    """Train the EAGLE-3 head on the target's own answers.
+
+    Example: specsel train eagle --data _build/train --out data/drafters/eagle
+    """
+    _train("eagle", data, out, steps, seed, target, revision, device, dtype)
+
+
+def train_dflash(data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"), out: Out = Path("data/drafters/dflash"),
+                 steps: Annotated[int | None, typer.Option(help="training steps")] = None, seed: Annotated[int | None, typer.Option()] = None,
+                 target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+    """Train the block-diffusion drafter on the target's own answers.
+
+    Example: specsel train dflash --data _build/train --out data/drafters/dflash
+    """
+    _train("dflash", data, out, steps, seed, target, revision, device, dtype)
+
+
+def collect(out: Out, requests: Annotated[int | None, typer.Option(help="prompts per workload")] = None, max_new: Annotated[int | None, typer.Option(help="output tokens, at most")] = None,
+            draft_len: Annotated[int | None, typer.Option(help="cap on drafted tokens per block")] = None, temperature: Annotated[float | None, typer.Option(help="0 = greedy")] = None,
+            seed: Annotated[int | None, typer.Option(help="of the noise streams when temperature > 0")] = None, prompts: Prompts = None, eagle: Eagle = None, dflash: Dflash = None,
+            target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+    """Collect a run folder: what every arm would have had accepted at every position of the target's own output.
+
+    Example: specsel collect --requests 32 --out data/runs/mine
+    """
+    from specsel import engine
+
+    config = engine.CollectConfig(**_given(requests=requests, max_new=max_new, draft_len=draft_len, temperature=temperature, seed=seed, prompts=prompts))
+    loaded, pool = _target(target, revision, device, dtype), engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    print(engine.collect(loaded, engine.load_pool(loaded, pool), out, config, drafters=engine.describe(pool)))
+
+
+def time_command(run: Annotated[Path, typer.Argument(help="run folder; timings.json is written there")], samples: Annotated[int | None, typer.Option(help="timed calls of each")] = None,
+                 eagle: Eagle = None, dflash: Dflash = None, target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+    """Time drafts, verifications and cache catch-up on this machine: the raw samples behind rho and alpha.
+
+    Example: specsel time data/runs/spine
+    """
+    from specsel import engine
+
+    loaded = _target(target, revision, device, dtype)
+    pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
+    print(engine.write_timings(run, engine.measure(engine.Features(loaded), pool, engine.TimingConfig(**_given(samples=samples)))))
+
+
+def race(run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again")], policy: Annotated[list[str] | None, typer.Option(help="policy to race; may be repeated")] = None,
+         selector: Annotated[Path | None, typer.Option(help="selector.json to race as a policy")] = None, requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
+         prompts: Prompts = None, eagle: Eagle = None, dflash: Dflash = None, target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+    """Decode with policies in real time, plain decoding among them, and compare tokens and wall clock.
+
+    Example: specsel race data/runs/spine --policy fixed:dflash --policy hedgespec --requests 4
+    """
+    from specsel import engine
+
+    loaded = _target(target, revision, device, dtype)
+    pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
+    print(engine.race(engine.Features(loaded), pool, run, policies=tuple(policy or ()), **_given(selector=selector, per_workload=requests, prompts=prompts)))
+
+
+def _train(kind: str, data: Path, out: Path, steps: int | None, seed: int | None, target: str | None, revision: str | None, device: str, dtype: str) -> None:
+    from specsel import engine
+
+    print(engine.train_drafter(kind, _target(target, revision, device, dtype), data, out, engine.TrainConfig(**_given(steps=steps, seed=seed))))
+
+
+def _target(name: str | None, revision: str | None, device: str, dtype: str) -> Any:
+    from specsel import engine
+
+    return engine.load_target(**_given(name=name, revision=revision), device=device, dtype=dtype)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
