@@ -211,7 +211,7 @@ class EXP4(SampledPolicy):
     def update(self, state: State, feedback: Feedback) -> None:
         rows = np.arange(len(feedback.arms))
         p = self.probabilities(state, feedback.view)[rows, feedback.arms]
-        gain = self.advice(feedback.view)[rows, :, feedback.arms] * (feedback.own / np.maximum(p, TINY))[:, None]
+        gain = self.advice(feedback.view)[rows, :, feedback.arms] * (feedback.own_reward / np.maximum(p, TINY))[:, None]
         state["log_weight"] += self.explore * gain / feedback.view.n_arms
         state["log_weight"] -= state["log_weight"].max(axis=1, keepdims=True)
 
