@@ -2,15 +2,17 @@
 
 The published model (original study, section "break-even") charges every drafter pass the same rho. `Costs` replaces it with
 medians of measured seconds: t_draft per arm and context length, t_verify per number of rows, catch-up and overhead.
-Not handled here: files, intervals, fitted numbers.
+Not handled here: intervals, fitted numbers.
 """
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,6 +131,11 @@ class Costs:
     spreads: Mapping[tuple[str, str | int | None, int | None], Spread]  # (what, arm or rows, context) -> timings
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Arms whose drafts were timed."""
+        return tuple(dict.fromkeys(of for what, of, _ in self.spreads if what == "t_draft"))
+
     def draft_s(self, arm: str, context: np.ndarray | float) -> np.ndarray:
         """Seconds of one draft of `arm` at these context lengths."""
         return self._curve("t_draft", arm, context)
@@ -213,6 +220,17 @@ def read_costs(timings: Mapping[str, Any]) -> Costs:
         raise CostError("timings.json holds no samples, so no speed can be given; run `specsel time`")
     warmup = int(timings.get("warmup", 0))
     return Costs({key: summarise_timings(values, warmup=warmup) for key, values in groups.items()}, timings.get("hardware", {}))
+
+
+def load_costs(run: str | Path) -> Costs | None:
+    """Costs from timings.json of a run folder; None where the run was not timed."""
+    path = Path(run) / "timings.json"
+    if not path.is_file():
+        return None
+    try:
+        return read_costs(json.loads(path.read_text("utf-8")))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise CostError(f"{path}: is no timings file ({error}); run `specsel time {run}` again") from None
 
 
 def _check_gain(gap: float, capture: float, rate: float) -> None:

@@ -213,6 +213,7 @@ def headline_command(run: Run, dominant: Annotated[str | None, typer.Option(help
     """
     import numpy as np
 
+    from specsel.breakeven import load_costs
     from specsel.claims import render
     from specsel.headline import headline, to_json
     from specsel.log import read_log
@@ -222,8 +223,9 @@ def headline_command(run: Run, dominant: Annotated[str | None, typer.Option(help
         if log.looping is None:
             raise SpecselError(f"{log.run}: does not say which requests loop (no requests.jsonl.gz); leave --without-loops out")
         log = log.select(~log.looping)
-    claims = headline(log, rng=np.random.default_rng(seed), n_resamples=resamples, dominant=None if dominant is None else _arm(log, dominant))
-    show(to_json(claims), _table([[c.name, render(c, counts=True)] for c in claims]), as_json)
+    claims = headline(log, rng=np.random.default_rng(seed), n_resamples=resamples, dominant=None if dominant is None else _arm(log, dominant),
+                      costs=load_costs(run))
+    show(to_json(claims), [f"{c.name:36s} {render(c, counts=True)}" for c in claims], as_json)
 
 
 @app.command("breakeven")

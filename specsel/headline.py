@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specsel.breakeven import break_even_rhos
+from specsel.breakeven import Costs, break_even_rhos
 from specsel.claims import Claim, make_claim
 from specsel.intervals import bootstrap_many
 from specsel.log import BlockLog, PositionLog, block_view
@@ -28,12 +28,12 @@ from specsel.redraft import (
     token_gain,
 )
 from specsel.replay import fixed, oracle_block, oracle_dp, oracle_request
-from specsel.routing import redraft_plan, run_plan
+from specsel.routing import context_length, one_arm, plain_decoding, redraft_plan, run_plan
 from specsel.selector import RATIOS, THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, leave_one_workload_out
 from specsel.statistics import Estimate, Statistic, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
-UNITS = {"skill": "ratio", "break_even_rho": "ratio", "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
+UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "break_even_rho": "ratio", "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
          "block_efficiency": "tokens/block", "mean_accepted": "tokens/block", "workload_oracle_efficiency": "tokens/block",
          "best_fixed_efficiency": "tokens/block", "mean_best": "tokens/block", "mean_dominant": "tokens/block"}
 
@@ -94,10 +94,11 @@ class _Queued:
 
 
 def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
-             dominant: int | None = None) -> list[Claim]:
+             dominant: int | None = None, costs: Costs | None = None) -> list[Claim]:
     """All headline claims of a log; every number has an interval from resampled requests, or says why not.
 
     dominant: the arm that drafts first (default: the one that needs the fewest blocks, or the logged path of an anchored log).
+    costs: measured seconds; with them also rho per arm, alpha, and modelled speeds.
     """
     blocks = dominant_blocks(log) if dominant is None else block_view(log, dominant)
     made = _Collector(log, rng, n_resamples, level)
@@ -109,11 +110,13 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
     if log.complete:
         _replay_claims(made, blocks, table)
         _arm_table(made)
+        if costs is not None:
+            _cost_claims(made, blocks, table, costs)
     else:
         for name in ("workload_headroom", "oracle_dp_headroom", "oracle_block_headroom", "oracle_request_headroom", "redraft_replay_gain"):
             made.add(name, None, "replay", reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
     made.finish()
-    return made.claims
+    return sorted(made.claims, key=lambda claim: ":" in claim.name)
 
 
 def to_json(claims: Iterable[Claim]) -> dict[str, list[dict[str, Any]]]:
@@ -241,3 +244,19 @@ def _arm_table(made: _Collector) -> None:
         for w, workload in enumerate(log.workloads):
             made.queue({f"mean_accepted:{workload}:{arm}": lambda s: ratio(s[..., 0], s[..., 2]),
                         f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2])}, sums, "summary", within=[w])
+
+
+def _cost_claims(made: _Collector, blocks: BlockLog, table: LowoTable, costs: Costs) -> None:
+    """Measured rho per arm and alpha, and modelled speeds over always the dominant arm: plain decoding, every arm, the selector."""
+    log = made.log
+    context = float(np.median(context_length(log)))
+    why = f"median of repeated timings at {context:.0f} tokens of context, on the machine of the timings; quartiles in the table of costs"
+    for arm in costs.arms:
+        made.add(f"rho:{arm}", costs.rho(arm, log.draft_len, context), "Costs.rho", headline=False, reason=why)
+    made.add("alpha_union", costs.alpha(log.draft_len, context), "Costs.alpha", headline=False, reason=why)
+    runs = {"plain decoding": plain_decoding(log, costs), **{f"always {arm}": run_plan(log, one_arm(log, k), name=arm, costs=costs)
+                                                             for k, arm in enumerate(log.arms)},
+            "redraft": run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft", costs=costs)}
+    base = runs[f"always {blocks.path_arm}"].time_s
+    for name, run in runs.items():
+        made.queue({f"speed:{name}": lambda s: ratio(s[..., 1], s[..., 0])}, np.stack([run.time_s, base], axis=1), "run_plan")

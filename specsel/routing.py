@@ -75,21 +75,41 @@ def _replay(log: PositionLog, rows: np.ndarray, ran: np.ndarray, name: str, cost
     accepted = np.where(ran, log.accepted[rows], 0)
     emitted = np.minimum(accepted.max(axis=1) + 1, log.remaining[rows])
     totals = request_sums(np.column_stack([np.ones(len(rows)), emitted, ran]), request, log.n_requests).astype(np.int64)
-    time_s = None if costs is None else request_sums(_seconds(log, rows, request, ran, accepted, costs), request, log.n_requests)
+    time_s = None if costs is None else request_sums(_seconds(log, rows, request, ran, costs), request, log.n_requests)
     return Replay(name, "full", totals[:, 0], totals[:, 1], totals[:, 2:], log.workload, log.workloads, log.arms, time_s)
 
 
-def _seconds(log: PositionLog, rows: np.ndarray, request: np.ndarray, ran: np.ndarray, accepted: np.ndarray, costs: Costs) -> np.ndarray:
+def _seconds(log: PositionLog, rows: np.ndarray, request: np.ndarray, ran: np.ndarray, costs: Costs) -> np.ndarray:
     """(B,) modelled seconds; the union of drafts is verified at once, and accepted tokens that drafts share are one row.
 
     Drafts may share rejected tokens too, so the number of rows is an upper bound; one draft is exact. An arm that sat out the
-    block before has to catch up.
+    block before has to catch up. A composite arm without timings of its own costs what its parts cost, and nothing twice.
     """
-    proposed = np.where(ran, np.maximum(log.proposed[rows], 0), 0)
+    drafted, verified = _parts(log, rows, ran, costs)
+    accepted = np.where(verified, log.accepted[rows], 0)
+    proposed = np.where(verified, np.maximum(log.proposed[rows], 0), 0)
     width = 1 + accepted.max(axis=1) + (proposed - accepted).sum(axis=1)
     stale = np.zeros(ran.shape, dtype=bool)
-    stale[1:] = ~ran[:-1] & (request[1:] == request[:-1])[:, None]
-    return costs.block_s(log.arms, proposed, context_length(log)[rows], ran=ran, rows=width, stale=stale)
+    stale[1:] = ~drafted[:-1] & (request[1:] == request[:-1])[:, None]
+    return costs.block_s(log.arms, proposed, context_length(log)[rows], ran=drafted, rows=width, stale=stale)
+
+
+def _parts(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    """(B, K) arms whose drafts are paid for, and arms whose drafts are verified, after taking composite arms apart.
+
+    The log's `source` says whose draft a composite arm used; the cheapest of its parts is tried first, always.
+    """
+    drafted, verified = np.array(ran), np.array(ran)
+    for k, arm in enumerate(log.arms):
+        if log.source is None or arm in costs.arms or not (log.source[:, k] >= 0).any():
+            continue
+        on, used = ran[:, k], log.source[rows, k]
+        parts = np.unique(log.source[log.source[:, k] >= 0, k])
+        drafted[:, k] = verified[:, k] = False
+        hit = np.flatnonzero(on & (used >= 0))
+        drafted[hit, used[hit]] = verified[hit, used[hit]] = True
+        drafted[on, min(parts, key=lambda part: float(costs.draft_s(log.arms[part], 0)))] = True
+    return drafted, verified
 
 
 def context_length(log: PositionLog) -> np.ndarray:

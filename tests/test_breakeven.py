@@ -130,3 +130,13 @@ def test_an_unmeasured_part_gives_no_speed():
         be.read_costs({"samples": [{"what": "t_draft", "arm": "x", "context": 1, "seconds": None}]})
     with pytest.raises(be.CostError, match="negative"):
         be.read_costs({"samples": [{"what": "overhead", "seconds": -1.0}]})
+
+
+def test_costs_are_read_from_a_run_folder_or_are_not_there(tmp_path):
+    assert be.load_costs(tmp_path) is None
+    (tmp_path / "timings.json").write_text(json.dumps(timings()))
+    assert be.load_costs(tmp_path).arms == ("x",)
+    for broken in ("[]", "no json", '{"samples": [1]}'):
+        (tmp_path / "timings.json").write_text(broken)
+        with pytest.raises(be.CostError, match="timings"):
+            be.load_costs(tmp_path)

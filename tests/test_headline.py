@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel.breakeven import break_even_rho, relative_speed
+from specsel.breakeven import break_even_rho, read_costs, relative_speed
 from specsel.headline import headline, to_json
 from specsel.log import block_view, read_log
 from specsel.redraft import dominant_blocks
@@ -143,3 +143,15 @@ def test_the_json_is_the_contract_and_the_same_for_the_same_seed(log, found):
 def test_the_dominant_arm_can_be_stated(log):
     found = claims_of(log, dominant=0, n_resamples=50)
     assert found["dominant"].value == "dflash" and found["mean_dominant"].value == pytest.approx(block_view(log, 0).emitted[:, 0].mean())
+
+
+def test_costs_add_measured_rho_and_modelled_speeds(log):
+    """Every draft 0.01 s, every verification 0.1 s: rho is 0.1, and speed is the ratio of blocks where one arm runs."""
+    samples = [{"what": "t_draft", "arm": arm, "context": 50, "seconds": 0.01} for arm in log.arms]
+    costs = read_costs({"samples": [*samples, *({"what": "t_verify", "rows": r, "context": 50, "seconds": 0.1} for r in (1, 40))]})
+    found = claims_of(log, costs=costs, n_resamples=200)
+    assert found["rho:eagle"].value == pytest.approx(0.1) and found["alpha_union"].value == pytest.approx(0.0)
+    base = fixed(log, log.arms.index(found["dominant"].value)).blocks.sum()
+    assert found["speed:always dflash"].value == pytest.approx(base / fixed(log, 0).blocks.sum())
+    assert found["speed:plain decoding"].value == pytest.approx(0.11 * base / (0.1 * log.n_positions))
+    assert found[f"speed:always {found['dominant'].value}"].value == 1 and found["speed:redraft"].low < found["speed:redraft"].high

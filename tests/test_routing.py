@@ -75,13 +75,32 @@ def test_seconds_of_a_block_add_up(log, costs):
 def test_shared_accepted_tokens_are_verified_once_and_a_rested_arm_catches_up(costs):
     """Request code/0 starts with accepted 1, 3, 2, 0 of proposed 7, 7, 7, 0: 1 + 3 + (6 + 4 + 5) = 19 rows."""
     log = read_log(CASES / "golden_small.jsonl").select(np.array([1]))
-    rows, ran = np.array([0, 4]), np.array([[True, True, True, True], [True, False, False, False]])
-    accepted = np.where(ran, log.accepted[rows], 0)
-    first = rt._seconds(log, rows, np.zeros(2, int), ran, accepted, costs)[0]
+    rows, same = np.array([0, 4]), np.zeros(2, dtype=int)
+    ran = np.array([[True, True, True, True], [True, False, False, False]])
+    first = rt._seconds(log, rows, same, ran, costs)[0]
     assert log.requests == ("code/0",) and first == pytest.approx(0.01 + 0.03 + 0.0005 + 0.01 + costs.verify_s(19, 1))
-    again = rt._seconds(log, rows, np.zeros(2, int), ran[::-1], np.where(ran[::-1], log.accepted[rows], 0), costs)[1]
+    again = rt._seconds(log, rows, same, ran[::-1], costs)[1]
     width = 1 + log.accepted[4].max() + (np.maximum(log.proposed[4], 0) - log.accepted[4]).sum()
     assert again == pytest.approx(0.0505 + 0.005 + costs.verify_s(width, 5))
+
+
+def test_a_composite_arm_costs_its_parts_and_nothing_twice(log):
+    """Without timings of its own: the lookup always, the fallback where its draft was used; beside dflash only the lookup more."""
+    source = np.full(log.proposed.shape, -1, dtype=np.int8)
+    source[:, 3] = np.where(log.position % 2 == 0, 2, 0)
+    proposed, accepted = log.proposed.copy(), log.accepted.copy()
+    proposed[:, 3], accepted[:, 3] = (np.where(source[:, 3] == 2, a[:, 2], a[:, 0]) for a in (log.proposed, log.accepted))
+    made = replace(log, source=source, proposed=proposed, accepted=accepted)
+    seconds = {"dflash": 0.01, "eagle": 0.03, "ngram": 0.0005}
+    samples = [{"what": "t_draft", "arm": a, "context": 1, "seconds": s} for a, s in seconds.items()]
+    costs = read_costs({"samples": [*samples, *({"what": "t_verify", "rows": r, "context": 1, "seconds": 0.1} for r in (1, 50))]})
+    rows = np.array([0, 1])
+
+    def cost(*arms):
+        return rt._seconds(made, rows, np.zeros(2, int), np.tile(np.isin(np.arange(4), arms), (2, 1)), costs).tolist()
+
+    assert cost(3) == pytest.approx([0.1005, 0.1105])
+    assert cost(0, 3) == pytest.approx([0.1105, 0.1105]) and cost(0, 2, 3) == pytest.approx([0.1105, 0.1105])
 
 
 def test_a_router_does_not_see_counts_of_arms_that_did_not_run(log):
