@@ -41,14 +41,14 @@ def fetch() -> None:
 
 
 def train_data(out: Out = Path("_build/train"), tokens: Annotated[int, typer.Option(help="output tokens to generate")] = 1_000_000, prompts: Prompts = None,
-               target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+               target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Annotated[str, typer.Option(help="precision of generation")] = "bfloat16") -> None:
     """Let the target answer the training prompts: what drafters are trained on.
 
     Example: specsel train data --tokens 1000000 --out _build/train
     """
     from specsel import engine
 
-    print(engine.build(_target(target, revision, device, dtype), out, tokens=tokens, prompts=prompts))
+    print(engine.build(_target(target, revision, device, "float32"), out, tokens=tokens, prompts=prompts, dtype=dtype))
 
 
 def train_eagle(data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"), out: Out = Path("data/drafters/eagle"),
@@ -74,6 +74,7 @@ def train_dflash(data: Annotated[Path, typer.Option(help="folder of training dat
 def collect(out: Out, requests: Annotated[int | None, typer.Option(help="prompts per workload")] = None, max_new: Annotated[int | None, typer.Option(help="output tokens, at most")] = None,
             draft_len: Annotated[int | None, typer.Option(help="cap on drafted tokens per block")] = None, temperature: Annotated[float | None, typer.Option(help="0 = greedy")] = None,
             seed: Annotated[int | None, typer.Option(help="of the noise streams when temperature > 0")] = None, prompts: Prompts = None, eagle: Eagle = None, dflash: Dflash = None,
+            check: Annotated[list[str] | None, typer.Option(help="afterwards decode all requests with this fixed arm and compare every block; may be repeated")] = None,
             target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
     """Collect a run folder: what every arm would have had accepted at every position of the target's own output.
 
@@ -83,7 +84,10 @@ def collect(out: Out, requests: Annotated[int | None, typer.Option(help="prompts
 
     config = engine.CollectConfig(**_given(requests=requests, max_new=max_new, draft_len=draft_len, temperature=temperature, seed=seed, prompts=prompts))
     loaded, pool = _target(target, revision, device, dtype), engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
-    print(engine.collect(loaded, engine.load_pool(loaded, pool), out, config, drafters=engine.describe(pool)))
+    drafters = engine.load_pool(loaded, pool)
+    print(engine.collect(loaded, drafters, out, config, drafters=engine.describe(pool)))
+    if check:
+        print(engine.check_engine(engine.Features(loaded), drafters, out, arms=tuple(check), prompts=prompts))
 
 
 def time_command(run: Annotated[Path, typer.Argument(help="run folder; timings.json is written there")], samples: Annotated[int | None, typer.Option(help="timed calls of each")] = None,
@@ -100,23 +104,23 @@ def time_command(run: Annotated[Path, typer.Argument(help="run folder; timings.j
 
 
 def race(run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again")], policy: Annotated[list[str] | None, typer.Option(help="policy to race; may be repeated")] = None,
-         selector: Annotated[Path | None, typer.Option(help="selector.json to race as a policy")] = None, requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
+         requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
          prompts: Prompts = None, eagle: Eagle = None, dflash: Dflash = None, target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
     """Decode with policies in real time, plain decoding among them, and compare tokens and wall clock.
 
-    Example: specsel race data/runs/spine --policy fixed:dflash --policy hedgespec --requests 4
+    Example: specsel race data/runs/spine --policy fixed:dflash --policy union --requests 4
     """
     from specsel import engine
 
     loaded = _target(target, revision, device, dtype)
     pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
-    print(engine.race(engine.Features(loaded), pool, run, policies=tuple(policy or ()), **_given(selector=selector, per_workload=requests, prompts=prompts)))
+    print(engine.race(engine.Features(loaded), pool, run, policies=tuple(policy or ()), **_given(per_workload=requests, prompts=prompts)))
 
 
 def _train(kind: str, data: Path, out: Path, steps: int | None, seed: int | None, target: str | None, revision: str | None, device: str, dtype: str) -> None:
     from specsel import engine
 
-    print(engine.train_drafter(kind, _target(target, revision, device, dtype), data, out, engine.TrainConfig(**_given(steps=steps, seed=seed))))
+    print(engine.train_drafter(kind, _target(target, revision, device, dtype), data, out, engine.recipe(kind, **_given(steps=steps, seed=seed))))
 
 
 def _target(name: str | None, revision: str | None, device: str, dtype: str) -> Any:

@@ -6,7 +6,7 @@ import importlib
 
 _HOMES = {"CollectConfig": "harness", "Decoder": "decode", "Features": "target", "PoolConfig": "pool", "TimingConfig": "timing",
           "TrainConfig": "train", "build": "data", "check_engine": "equality", "collect": "harness", "describe": "pool", "fetch": "target", "load_pool": "pool",
-          "load_target": "target", "measure": "timing", "train_drafter": "train", "write_timings": "timing"}
+          "load_target": "target", "measure": "timing", "race": "races", "recipe": "train", "train_drafter": "train", "write_timings": "timing"}
 __all__ = sorted(_HOMES)
 
 

@@ -49,6 +49,11 @@ class TrainConfig:
     held_out: int = 48
 
 
+def recipe(kind: str, **changes) -> TrainConfig:
+    """The recipe of one kind of drafter ("eagle" or "dflash") with some settings changed."""
+    return TrainConfig(**({"rate": 1.2e-3, "clip": 1.0} if kind == "dflash" else {}) | changes)
+
+
 def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
     """The ``size`` most frequent ids of the training answers, end ids included, sorted; and the share of held-out output tokens covered.
 

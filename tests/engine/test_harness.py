@@ -145,3 +145,13 @@ def test_the_engine_check_finds_a_planted_difference(target, features, pool, con
     trace = Decoder(features, pool, draft_len=4).run(prompts[log.requests[3]], always(log.arms[0]), max_new=24)
     assert first_difference(log, 3, 0, trace) is None
     assert first_difference(replace(log, accepted=changed), 3, 0, trace) == 0
+
+
+def test_the_race_records_every_policy_on_every_request_with_the_same_output(target, features, pool, config, tmp_path):
+    from specsel.engine.races import RaceError, race
+
+    run = collect(target, pool, tmp_path / "run", config)
+    records = json.loads(race(features, pool, run, per_workload=2, prompts=config.prompts).read_text())["records"]
+    assert len(records) == 4 * 6 and all(r["same_output"] and r["seconds"] > 0 for r in records)
+    with pytest.raises(RaceError, match="'hedge' cannot run"):
+        race(features, pool, run, policies=("hedge",), prompts=config.prompts)

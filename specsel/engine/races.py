@@ -1,0 +1,67 @@
+"""The race: policies decoded in the real engine against the clock, plain decoding among them, on the requests of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from specsel import log as logs
+from specsel.engine.decode import Decide, Decoder, always, plain
+from specsel.engine.harness import cpu_name
+from specsel.engine.prompts import encode, load_prompts
+from specsel.engine.target import Features
+from specsel.log import SpecselError
+
+FILE = "race.json"
+
+
+class RaceError(SpecselError):
+    """A policy that the live engine cannot run."""
+
+
+def decide_by_name(name: str, arms: tuple[str, ...]) -> Decide:
+    """``plain``, ``fixed:ARM``, or ``union`` (draft with every arm, verify all in one pass, keep the longest)."""
+    if name == "plain":
+        return plain
+    if name == "union":
+        return lambda position, state: (list(arms), None)
+    if name.startswith("fixed:") and name.removeprefix("fixed:") in arms:
+        return always(name.removeprefix("fixed:"))
+    raise RaceError(f"policy '{name}' cannot run in the live engine; use plain, union, or fixed:ARM with ARM one of {', '.join(arms)}.")
+
+
+def race(features: Features, pool: dict, run: Path, *, policies: tuple[str, ...] = (), per_workload: int = 4, prompts: Path | None = None,
+         max_new: int | None = None) -> Path:
+    """Decodes the first ``per_workload`` requests of each workload with every policy in turn and writes ``race.json`` into the run folder.
+
+    Policies take turns request by request, so that a slow moment of the machine falls on all; one request per policy is a warm-up and not
+    recorded. A record holds policy, workload, request, seconds (prefill included), tokens, blocks, and whether the output equals that of
+    plain decoding.
+    """
+    log, arms = logs.read_log(run), tuple(pool)
+    names = policies or ("plain", *(f"fixed:{arm}" for arm in arms), "union")
+    decides = {"plain": plain} | {name: decide_by_name(name, arms) for name in names}
+    decoder = Decoder(features, pool, draft_len=log.draft_len)
+    chosen = [r for w in range(len(log.workloads)) for r in np.flatnonzero(log.workload == w)[:per_workload]]
+    texts = {w: {p.id: p for p in load_prompts(w, "eval", prompts)} for w in log.workloads}
+    records = []
+    for turn, r in enumerate(tqdm([chosen[0], *chosen], unit="request", disable=None)):
+        workload, request = log.workloads[log.workload[r]], log.requests[r]
+        ids, truth = encode(features.target.tokenizer, texts[workload][request]), None
+        for name, decide in decides.items():
+            start = time.perf_counter()
+            trace = decoder.run(ids, decide, max_new=max_new or log.manifest["max_new_tokens"])
+            seconds = time.perf_counter() - start
+            truth = trace.output if truth is None else truth
+            if turn:
+                records.append({"policy": name, "workload": workload, "request": request, "seconds": seconds, "tokens": len(trace.output),
+                                "blocks": len(trace.blocks), "same_output": trace.output == truth})
+    result = {"schema": 1, "log_sha256": log.sha256, "dtype": str(features.target.model.dtype).removeprefix("torch."),
+              "hardware": {"cpu": cpu_name(), "threads": torch.get_num_threads()}, "records": records}
+    logs.write_bytes_atomically(run / FILE, json.dumps(result, indent=1).encode() + b"\n")
+    return run / FILE
