@@ -21,7 +21,11 @@ PASSAGES = ((0.0, 0.0, 0.0, 0.0), (0.5, -0.5, 2.5, 0.3))
 
 def simulated(positions, *, with_stats, length=180):
     """About so many positions, in requests of about this length, over four workloads."""
-    model = Model(requests_per_workload=max(1, round(positions / length / 4)), output_len=(length - 60, length + 60), passage=PASSAGES)
+    model = Model(
+        requests_per_workload=max(1, round(positions / length / 4)),
+        output_len=(length - 60, length + 60),
+        passage=PASSAGES,
+    )
     return simulate_positions(model, rng=np.random.default_rng(7), with_stats=with_stats)
 
 
@@ -38,14 +42,23 @@ def seconds(function):
 
 def curve(sizes):
     """Positions per second against the size of the log: linear time means constant speed."""
-    jobs = {"fixed arm": lambda log: fixed(log, 0), "exact oracle": oracle_dp, "UCB1": lambda log: replay(log, UCB1()),
-            "FTL, delayed": lambda log: replay(log, FollowTheLeader(), feedback="delayed")}
-    print(f"{'positions':>12} {'requests':>9} " + " ".join(f"{name + ', M/s':>18}" for name in jobs) + f" {'peak MiB':>9}")
+    jobs = {
+        "fixed arm": lambda log: fixed(log, 0),
+        "exact oracle": oracle_dp,
+        "UCB1": lambda log: replay(log, UCB1()),
+        "FTL, delayed": lambda log: replay(log, FollowTheLeader(), feedback="delayed"),
+    }
+    print(
+        f"{'positions':>12} {'requests':>9} " + " ".join(f"{name + ', M/s':>18}" for name in jobs) + f" {'peak MiB':>9}"
+    )
     for size in sizes:
         log = simulated(size, with_stats=False)
         speeds = [log.n_positions / 1e6 / seconds(lambda job=job, log=log: job(log)) for job in jobs.values()]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-        print(f"{log.n_positions:12,d} {log.n_requests:9,d} " + " ".join(f"{s:18.2f}" for s in speeds) + f" {peak:9,.0f}", flush=True)
+        print(
+            f"{log.n_positions:12,d} {log.n_requests:9,d} " + " ".join(f"{s:18.2f}" for s in speeds) + f" {peak:9,.0f}",
+            flush=True,
+        )
 
 
 def table(n_seeds, *, tuned):
@@ -57,8 +70,10 @@ def table(n_seeds, *, tuned):
     found = compare(train, test, rng=rng, seeds=range(n_seeds), tuned=tuned, workers=2)
     spent = time.perf_counter() - start
     kinds = found.groupby("feedback").size().to_dict()
-    print(f"policy table: {len(found)} rows ({kinds}), {log.n_requests} requests, {log.n_positions:,} positions, "
-          f"{n_seeds} seeds, {'tuned on 30 %, reported on 70 %' if tuned else 'not tuned'}: {spent:.1f} s with 2 processes")
+    print(
+        f"policy table: {len(found)} rows ({kinds}), {log.n_requests} requests, {log.n_positions:,} positions, "
+        f"{n_seeds} seeds, {'tuned on 30 %, shown on 70 %' if tuned else 'not tuned'}: {spent:.1f} s, 2 processes"
+    )
     return found
 
 

@@ -14,8 +14,8 @@ import pandas as pd
 
 from specsel import contextual as ctx
 from specsel import policies as free
-from specsel.log import PositionLog, SpecselError
 from specsel.decisions import Policy, View
+from specsel.log import PositionLog, SpecselError
 from specsel.replay import Plan, fixed, follow, oracle_plan
 from specsel.streams import feature_column
 
@@ -115,8 +115,9 @@ def describe(log: PositionLog) -> pd.DataFrame:
             policy = policy_by_name(name, log)
         except SpecselError:
             continue
+        release = policy.release if policy.sees in ("every arm", "either") else ""
         rows.append({"policy": name, "source": policy.source, "sees": policy.sees, "reads": ", ".join(policy.reads),
-                     "release": policy.release if policy.sees in ("every arm", "either") else "", "setting": repr(policy)})
+                     "release": release, "setting": repr(policy)})
     return pd.DataFrame(rows)
 
 
@@ -128,7 +129,7 @@ def _fixed_plan(name: str, log: PositionLog) -> Plan:
 
 
 def lookup_arm(log: PositionLog) -> int | None:
-    """The arm that looks text up: the one named ngram, else the first with match lengths of its own; None without one."""
+    """The arm that looks text up: the one named ngram, else the first with match lengths of its own, else None."""
     if "ngram" in log.arms:
         return log.arms.index("ngram")
     found = ~np.isnan(log.stats.get("match_length", np.full((1, log.n_arms), np.nan))).all(axis=0)
@@ -144,8 +145,8 @@ def _pair(log: PositionLog) -> tuple[int, int]:
     """The lookup arm, and the best fixed arm among the others."""
     lookup = lookup_arm(log)
     if lookup is None or log.n_arms < 2:
-        raise SpecselError(f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so there is nothing to gate; "
-                           "choose another policy")
+        raise SpecselError(f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so a gate has nothing to "
+                           "choose; take another policy")
     others = [k for k in range(log.n_arms) if k != lookup]
     return lookup, min(others, key=lambda k: fixed(log, k).blocks.sum())
 

@@ -99,7 +99,7 @@ class PerContext(Policy):
 def design(view: View, features: tuple[str, ...]) -> np.ndarray:
     """(n, d) regressors: 1, then one column per feature.
 
-    >>> design(View(2, 9, np.zeros(1), {"scaled:target_entropy": np.array([0.75])}), ("scaled:target_entropy",)).tolist()
+    >>> design(View(2, 9, np.zeros(1), {"scaled:match_length": np.array([0.75])}), ("scaled:match_length",)).tolist()
     [[1.0, 0.75]]
     """
     columns = np.ones((len(view.block), len(features) + 1))
@@ -263,7 +263,7 @@ def fit_linear_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, .
 
 def fit_classifier_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int,
                           inverse_ridge: float = 1.0) -> Router:
-    """A router that predicts which arm emits most, by logistic regression; an arm that is never best is never chosen."""
+    """A router that predicts which arm emits most, by logistic regression; never-best arms are never chosen."""
     best = emitted.argmax(axis=1)
     classes = np.unique(best)
     weights = np.zeros((x.shape[1], emitted.shape[1]))

@@ -138,7 +138,7 @@ def base_name(name: str) -> str:
 
 
 def feature(name: str, value: np.ndarray) -> np.ndarray:
-    """(n,) a feature from its quantity: itself, near 0..1 for regressions ("scaled:", missing becomes 0), or "=" as 0/1.
+    """(n,) a feature from its quantity: itself, near 0..1 for regressions ("scaled:", missing is 0), or "=" as 0/1.
 
     scaled match_length m: ln(1+m)/2; scaled target_entropy H: H/(1+H); others unchanged.
 

@@ -13,7 +13,16 @@ import numpy as np
 from scipy.special import betaincinv, ndtri
 
 from specsel.decisions import (
-    Feedback, IndexPolicy, Policy, SampledPolicy, State, View, bump, inverse_cdf, leader, softmax,
+    Feedback,
+    IndexPolicy,
+    Policy,
+    SampledPolicy,
+    State,
+    View,
+    bump,
+    inverse_cdf,
+    leader,
+    softmax,
 )
 
 TINY = 1e-100  # keeps importance weights finite when a forced arm had no probability left

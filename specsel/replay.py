@@ -45,8 +45,9 @@ class Replay:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens emitted per block, pooled over requests."""
-        return float(self.emitted.sum() / self.blocks.sum())
+        """Tokens emitted per block, pooled over requests; nan without requests."""
+        blocks = self.blocks.sum()
+        return float(self.emitted.sum() / blocks) if blocks else float("nan")
 
     @property
     def totals(self) -> np.ndarray:
@@ -73,7 +74,8 @@ class Replay:
             blocks, emitted = int(self.blocks[mine].sum()), int(self.emitted[mine].sum())
             pulls = self.pulls[mine].sum(axis=0).tolist()
             found[name] = {"requests": int(mine.sum()), "blocks": blocks, "emitted": emitted,
-                           "block_efficiency": emitted / blocks if blocks else None, "pulls": dict(zip(self.arms, pulls))}
+                           "block_efficiency": emitted / blocks if blocks else None,
+                           "pulls": dict(zip(self.arms, pulls, strict=True))}
         return found
 
 
@@ -126,7 +128,8 @@ def fixed(log: PositionLog, arm: int, *, keep_path: bool = False) -> Replay:
 def best_arms(log: PositionLog, scope: str) -> np.ndarray:
     """(R,) hindsight best fixed arm of each request's ``scope``: "log", "workload" or "request"; fewest blocks."""
     blocks = np.stack([fixed(log, k).blocks for k in range(log.n_arms)], axis=1)  # (R, K)
-    group = {"log": np.zeros(log.n_requests, dtype=int), "workload": log.workload, "request": np.arange(log.n_requests)}[scope]
+    every = np.arange(log.n_requests)
+    group = {"log": 0 * every, "workload": log.workload, "request": every}[scope]
     sums = np.zeros((group.max() + 1, log.n_arms), dtype=np.int64)
     np.add.at(sums, group, blocks)
     return sums.argmin(axis=1)[group]
@@ -190,7 +193,7 @@ def oracle_renewal(log: PositionLog, costs: np.ndarray, *, values: np.ndarray | 
     """The renewal rule: at each block the arm with the largest emitted - rate * cost, rate = emitted per second.
 
     The rate is found by Dinkelbach iteration on exact replay, from 0 upwards, until it stops growing. ``values`` (N, K)
-    replaces the hindsight counts by expectations given what is known before drafting. Source: policies.md, section 1 (e).
+    replaces the hindsight counts by expectations given what is known before drafting. Source: policies.md, 1 (e).
     """
     values, rate, best = log.emitted if values is None else values, -1.0, None
     while True:
@@ -209,8 +212,8 @@ def replay(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = No
            seed: int | None = None, keep_path: bool = False, name: str | None = None) -> Replay:
     """Replay one policy exactly.
 
-    ``feedback``: "bandit", "full" or "delayed"; None takes what the policy needs. ``reset``: forget at each "request" or
-    "never" (requests in the order of the log). ``seed`` is required by policies that draw at random; each (policy,
+    ``feedback``: "bandit", "full" or "delayed"; None takes what the policy needs. ``reset``: forget at each "request"
+    or "never" (requests in the order of the log). ``seed`` is required by policies that draw at random; each (policy,
     request) has its own stream of numbers, so the order of requests does not matter when the state resets.
     Raises SpecselError on a block-anchored log, and when the policy needs feedback or context that is not there.
     """
@@ -245,4 +248,4 @@ def sanity_check(log: PositionLog) -> None:
     """Recompute the best fixed arm and another one block by block; SpecselError when the two routes disagree."""
     for arm in {int(best_arms(log, "log")[0]), log.n_arms - 1}:
         if not np.array_equal(fixed(log, arm).totals, replay(log, Fixed(arm)).totals):
-            raise SpecselError(f"{log.run}: two ways of replaying {log.arms[arm]} disagree; the log is damaged, validate it")
+            raise SpecselError(f"{log.run}: two ways of replaying {log.arms[arm]} disagree; run `specsel log validate`")

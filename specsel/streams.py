@@ -19,7 +19,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 def feature_column(log: PositionLog, name: str) -> np.ndarray:
-    """(N,) one feature known before drafting, see ``decisions.feature``: from the log's context, or the workload's index."""
+    """(N,) one feature known before drafting (``decisions.feature``): from the context, or the workload index."""
     base = base_name(name)
     if base == "workload":
         return feature(name, np.repeat(log.workload, np.diff(log.starts)).astype(float))
@@ -90,7 +90,7 @@ class Streams:
 
     def decisions(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per seed: rows where blocks started (B,) and arms that drafted (B,), in the order of the log."""
-        seed, rows, arms = (np.concatenate(a) for a in zip(*self.steps))
+        seed, rows, arms = (np.concatenate(a) for a in zip(*self.steps, strict=True))
         order = np.split(np.lexsort((rows, seed)), np.cumsum(np.bincount(seed))[:-1])
         return [(rows[o], arms[o]) for o in order]
 
@@ -115,7 +115,7 @@ class Draws:
         kind = type(policy).__name__
         if None in seeds:
             raise SpecselError(f"{kind} draws at random: give a seed")
-        names = [f"{kind}/{log.workloads[w]}/{r}" for w, r in zip(log.workload, log.requests)]
+        names = [f"{kind}/{log.workloads[w]}/{r}" for w, r in zip(log.workload, log.requests, strict=True)]
         self.keys = np.array([[_key(f"{s}/{name}") for name in names] for s in seeds])
         self.bits = np.random.Philox(key=0)
         self.generator, self.origin = np.random.Generator(self.bits), self.bits.state

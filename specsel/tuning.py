@@ -102,40 +102,46 @@ def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
             policy = tune(job.train, job.name, feedback=setups(base)[0], reset=reset, seeds=job.seeds[:5])
         for feedback in setups(base):
             found, spread = evaluate(job.test, policy, feedback=feedback, reset=reset, seeds=job.seeds, name=job.name)
-            rows.append(({"policy": job.name, "sees": policy.sees, "feedback": feedback, "reset": reset,
+            shown = "" if policy.sees == "nothing" else feedback
+            rows.append(({"policy": job.name, "sees": policy.sees, "feedback": shown, "reset": reset,
                           "setting": repr(policy), "seed_sd": spread}, found))
     return rows
 
 
 def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, names: Iterable[str] | None = None,
-            seeds: Sequence[int] = SEEDS, tuned: bool = True, n_resamples: int = 2000, workers: int = 1) -> pd.DataFrame:
+            seeds: Sequence[int] = SEEDS, tuned: bool = True, n_resamples: int = 2000,
+            workers: int = 1) -> pd.DataFrame:
     """The policy table on the test requests, one row per policy, feedback and reset.
 
     Columns: policy, sees, feedback, reset, setting, seed_sd, block_efficiency, then ``fixed`` and ``dp``: the paired
-    difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, and ``fixed_p``
+    difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, ``fixed_p``
     after Holm's correction; ``share:ARM`` are shares of blocks. Policies that the log does not allow are left out.
+    ``workers`` processes share the work; the table does not depend on their number.
     """
     sanity_check(test)
-    plans = [f"fixed:{a}" for a in test.arms] + list(PLANS[1:])
-    jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in (plans + list(learner_names()) if names is None else names)]
+    if names is None:
+        names = (*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *learner_names())
+    jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in names]
     if workers > 1:
         with ProcessPoolExecutor(workers) as pool:
-            rows = [row for part in pool.map(_run_job, jobs) for row in part]
+            parts = list(pool.map(_run_job, jobs))
     else:
-        rows = [row for job in jobs for row in _run_job(job)]
+        parts = [_run_job(job) for job in jobs]
+    rows = [row for part in parts for row in part]
     arms = np.stack([fixed(test, k).totals for k in range(test.n_arms)], axis=1)
     exact = oracle_dp(test).totals[:, None]
-    for (row, found), child in zip(rows, rng.spawn(len(rows))):
+    for (row, found), child in zip(rows, rng.spawn(len(rows)), strict=True):
         row["block_efficiency"] = found.block_efficiency
         for label, other in (("fixed", arms), ("dp", exact)):
             gap = _difference(found, other, test.workload, child, n_resamples)
             row.update({label: gap.value, f"{label}_low": gap.low, f"{label}_high": gap.high, f"{label}_p": gap.p})
-        row.update({f"share:{a}": s for a, s in zip(test.arms, found.shares)})
+        row.update({f"share:{a}": s for a, s in zip(test.arms, found.shares, strict=True)})
     table = pd.DataFrame([row for row, _ in rows]).drop(columns="dp_p")
     return table.assign(fixed_p=holm(table["fixed_p"].fillna(1.0).to_numpy(dtype=float)))
 
 
-def _difference(found: Replay, others: np.ndarray, strata: np.ndarray, rng: np.random.Generator, n_resamples: int) -> Estimate:
+def _difference(found: Replay, others: np.ndarray, strata: np.ndarray, rng: np.random.Generator,
+                n_resamples: int) -> Estimate:
     """Block efficiency minus that of the best of ``others`` (R, K, 2), which is chosen in every resample."""
     mine = np.broadcast_to(found.totals[:, None], others.shape)
     return paired_difference(_best_ratio, mine, others, strata=strata, rng=rng, n_resamples=n_resamples)
@@ -160,7 +166,8 @@ class Prediction:
     verdict: str
 
 
-def gain_over_best_fixed(log: PositionLog, found: Replay, *, rng: np.random.Generator, n_resamples: int = 2000) -> Estimate:
+def gain_over_best_fixed(log: PositionLog, found: Replay, *, rng: np.random.Generator,
+                         n_resamples: int = 2000) -> Estimate:
     """Relative gain in block efficiency over the best fixed arm, which is chosen anew in every resample."""
     arms = np.stack([found.totals] + [fixed(log, k).totals for k in range(log.n_arms)], axis=1)
     return bootstrap_requests(lambda s: pooled_ratio(s[:, 0]) / _best_ratio(s[:, 1:]) - 1, arms, strata=log.workload,
@@ -195,7 +202,7 @@ def regret_within_request(log: PositionLog, found: Replay) -> pd.DataFrame:
     """Cumulative regret in tokens by block of a request, on the policy's own blocks; needs ``keep_path=True``.
 
     Columns: block (from 1), requests (that run so long), regret_fixed (to the request's best fixed arm), regret_block
-    (to the best arm of each block), and share:ARM at that block. Each block adds the mean over the requests it exists in.
+    (to the best arm of each block), and share:ARM at that block. A block adds the mean over the requests that have it.
     """
     rows, arms = found.path.rows, found.path.arms
     request = np.searchsorted(log.starts, rows, side="right") - 1
@@ -213,7 +220,7 @@ def regret_within_request(log: PositionLog, found: Replay) -> pd.DataFrame:
 
 
 def regret_over_log(found: Replay, base: Replay) -> pd.DataFrame:
-    """Blocks needed beyond another replay, cumulative over requests in the order of the log, with cumulative pull shares.
+    """Blocks needed beyond another replay and shares of pulls, cumulative over requests in the order of the log.
 
     Columns: request (from 1), extra_blocks, and share:ARM.
     """

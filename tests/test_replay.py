@@ -15,12 +15,34 @@ from hypothesis import strategies as st
 from specsel.contextual import EXP4, Gate, LinTS, PerContext, Router
 from specsel.log import LogError, PositionLog, SpecselError, read_log
 from specsel.policies import (
-    EXP3, UCB1, BetaThompson, EXP3Spec, Fixed, FixedShare, FollowTheLeader, GaussianThompson, Hedge, NormalHedge, Random,
-    SlidingWindowUCB, UCBSpecPaper, UCBSpecReleased,
+    EXP3,
+    UCB1,
+    BetaThompson,
+    EXP3Spec,
+    Fixed,
+    FixedShare,
+    FollowTheLeader,
+    GaussianThompson,
+    Hedge,
+    NormalHedge,
+    Random,
+    SlidingWindowUCB,
+    UCBSpecPaper,
+    UCBSpecReleased,
 )
 from specsel.replay import (
-    best_arms, fixed, headroom, oracle_block, oracle_dp, oracle_fixed, oracle_renewal, oracle_request, oracle_workload, replay,
-    replay_seeds, sanity_check,
+    best_arms,
+    fixed,
+    headroom,
+    oracle_block,
+    oracle_dp,
+    oracle_fixed,
+    oracle_renewal,
+    oracle_request,
+    oracle_workload,
+    replay,
+    replay_seeds,
+    sanity_check,
 )
 from specsel.streams import Draws
 
@@ -39,18 +61,42 @@ def log_of(requests, *, draft_len, match=None, workload=None):
     workload = np.zeros(len(requests), dtype=int) if workload is None else np.asarray(workload)
     context = {} if match is None else {"match_length": np.concatenate([np.asarray(m, dtype=float) for m in match])}
     return PositionLog(
-        tuple("abcdefgh"[:n_arms]), draft_len, tuple(f"w{i}" for i in range(workload.max() + 1)),
-        tuple(f"r{i}" for i in range(len(requests))), workload, starts, np.full_like(accepted, draft_len), accepted,
-        np.zeros(len(position), dtype=bool), position, remaining, context, {}, None, True, "small", "SIM", None, "")
+        tuple("abcdefgh"[:n_arms]),
+        draft_len,
+        tuple(f"w{i}" for i in range(workload.max() + 1)),
+        tuple(f"r{i}" for i in range(len(requests))),
+        workload,
+        starts,
+        np.full_like(accepted, draft_len),
+        accepted,
+        np.zeros(len(position), dtype=bool),
+        position,
+        remaining,
+        context,
+        {},
+        None,
+        True,
+        "small",
+        "SIM",
+        None,
+        "",
+    )
+
+
+ARMS = st.integers(1, 4)
 
 
 @st.composite
-def small_logs(draw, arms=st.integers(1, 4)):
+def small_logs(draw, arms=ARMS):
     """At most 3 requests of at most 12 positions, emitted 1..L+1, cut at the end, with match lengths 0..3."""
     n_arms, draft_len = draw(arms), draw(st.integers(1, 5))
     lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=3))
-    counts = [draw(st.lists(st.lists(st.integers(1, draft_len + 1), min_size=n_arms, max_size=n_arms), min_size=n, max_size=n))
-              for n in lengths]
+    counts = [
+        draw(
+            st.lists(st.lists(st.integers(1, draft_len + 1), min_size=n_arms, max_size=n_arms), min_size=n, max_size=n)
+        )
+        for n in lengths
+    ]
     match = [draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)) for n in lengths]
     return log_of(counts, draft_len=draft_len, match=match, workload=[i % 2 for i in range(len(lengths))])
 
@@ -58,11 +104,29 @@ def small_logs(draw, arms=st.integers(1, 4)):
 def policies(n_arms):
     """One of each kind."""
     last = n_arms - 1
-    return [Fixed(last), Random(), UCB1(), SlidingWindowUCB(window=3), UCBSpecPaper(), UCBSpecReleased(), EXP3(), EXP3Spec(),
-            FollowTheLeader(), FollowTheLeader(discount=0.0), Hedge(), NormalHedge(), FixedShare(), GaussianThompson(),
-            BetaThompson(), Gate("match_length", 2, last, 0), PerContext(FollowTheLeader(discount=0.5)),
-            PerContext(Hedge(), backoff=2), LinTS(("scaled:match_length",)), EXP4((Fixed(0), Gate("match_length", 1, last, 0))),
-            Router(("workload=1",), ((0.0,) * n_arms, tuple(map(float, range(n_arms)))), every=2)]
+    return [
+        Fixed(last),
+        Random(),
+        UCB1(),
+        SlidingWindowUCB(window=3),
+        UCBSpecPaper(),
+        UCBSpecReleased(),
+        EXP3(),
+        EXP3Spec(),
+        FollowTheLeader(),
+        FollowTheLeader(discount=0.0),
+        Hedge(),
+        NormalHedge(),
+        FixedShare(),
+        GaussianThompson(),
+        BetaThompson(),
+        Gate("match_length", 2, last, 0),
+        PerContext(FollowTheLeader(discount=0.5)),
+        PerContext(Hedge(), backoff=2),
+        LinTS(("scaled:match_length",)),
+        EXP4((Fixed(0), Gate("match_length", 1, last, 0))),
+        Router(("workload=1",), ((0.0,) * n_arms, tuple(map(float, range(n_arms)))), every=2),
+    ]
 
 
 def kinds_of(policy):
@@ -100,7 +164,9 @@ def test_published_small_cases(file):
     log = read_log(CASES / file)
     parts = [(log, expected.get("with_loop", expected.get("replay", expected)))]
     if "without_loop" in expected:
-        parts.append((log.select(np.array([r != expected["looping_request"] for r in log.requests])), expected["without_loop"]))
+        parts.append(
+            (log.select(np.array([r != expected["looping_request"] for r in log.requests])), expected["without_loop"])
+        )
     for part, numbers in parts:
         found = {a: int(fixed(part, k).blocks.sum()) for k, a in enumerate(part.arms)}
         assert found == numbers["blocks_fixed"]
@@ -123,7 +189,12 @@ def test_best_fixed_arm_flips_when_the_looping_request_leaves():
 
 def test_a_block_anchored_log_is_refused():
     log = read_log(CASES / "anchored_only.jsonl")
-    for attempt in (lambda: fixed(log, 0), lambda: oracle_dp(log), lambda: oracle_block(log), lambda: replay(log, UCB1())):
+    for attempt in (
+        lambda: fixed(log, 0),
+        lambda: oracle_dp(log),
+        lambda: oracle_block(log),
+        lambda: replay(log, UCB1()),
+    ):
         with pytest.raises(LogError, match="block-anchored"):
             attempt()
 
@@ -168,7 +239,7 @@ def test_dp_oracle_equals_exhaustive_search(log):
 def cheapest(counts, costs):
     if not len(counts):
         return 0.0
-    return min(c + cheapest(counts[y:], costs) for y, c in zip(counts[0], costs))
+    return min(c + cheapest(counts[y:], costs) for y, c in zip(counts[0], costs, strict=True))
 
 
 @settings(max_examples=40)
@@ -185,26 +256,33 @@ def test_dp_oracle_with_costs_equals_exhaustive_search(log, cost):
 def test_renewal_rule_is_between_the_free_rule_and_the_exact_oracle(log, cost):
     """Dinkelbach starts from rate 0, the per-block oracle, and only improves tokens per second."""
     costs = np.array([1.0 + cost * k / 4 for k in range(log.n_arms)])
-    times = [x.time_s.sum() for x in (oracle_dp(log, costs=costs), oracle_renewal(log, costs), oracle_block(log).timed(costs))]
+    times = [
+        x.time_s.sum()
+        for x in (oracle_dp(log, costs=costs), oracle_renewal(log, costs), oracle_block(log).timed(costs))
+    ]
     assert times[0] <= times[1] + 1e-9 and times[1] <= times[2] + 1e-9
 
 
 def test_renewal_rule_beats_the_ratio_rule():
-    """80 tokens each of requests that emit (2, 8) and (3, 4) at every block, costs 1 and 3 seconds. Emitted per cost, 2 < 8/3
-    and 3 > 4/3: arms b, a; 10 blocks of b and 27 of a take 57 s. Renewal at 160/57 = 2.81 per second: 2 - 2.81 < 8 - 8.42
-    and 3 - 2.81 > 4 - 8.42 choose the same. With (3, 8) for the first requests the ratio rule prefers a (3 > 8/3): 27 + 27 s;
-    at 160/54 = 2.96 so does the renewal rule, 3 - 2.96 > 8 - 8.89. At costs 1 and 2.5 (8/2.5 = 3.2 > 3): b, a: 25 + 27 s,
-    and 8 - 3.08 * 2.5 = .31 > 3 - 3.08."""
+    """80 tokens each of requests that emit (2, 8) and (3, 4) at every block, costs 1 and 3 seconds.
+
+    Emitted per cost, 2 < 8/3 and 3 > 4/3: arms b and a; 10 blocks of b and 27 of a take 57 s. At 160/57 = 2.81 per
+    second the renewal rule chooses the same: 2 - 2.81 < 8 - 8.42 and 3 - 2.81 > 4 - 8.42. With (3, 8) first the ratio
+    rule prefers a (3 > 8/3): 27 + 27 s, and so does the renewal rule at 160/54 = 2.96. With costs 1 and 2.5 it is b and
+    a (8/2.5 > 3), 25 + 27 s, and 8 - 3.08 * 2.5 > 3 - 3.08.
+    """
     for first, costs, expected in (((2, 8), (1, 3), 57), ((3, 8), (1, 3), 54), ((3, 8), (1, 2.5), 52)):
         log = log_of([[first] * 80, [(3, 4)] * 80], draft_len=8)
         assert oracle_renewal(log, np.array(costs)).time_s.sum() == pytest.approx(expected)
 
 
 def test_renewal_rule_differs_from_the_ratio_rule_when_a_cheap_block_wastes_time():
-    """Every block offers (1, 6) or (5, 6), kinds in the first and second request, 60 tokens each, costs 1 and 2 seconds.
-    Ratio rule: 1 < 3 takes b, 5 > 3 takes a: 20 + 12 = 32 s, 3.75 per second; the renewal rule agrees (5 - 3.75 > 6 - 7.5).
-    With an expectation that hides the kind, (3, 6) everywhere, the ratio rule is indifferent (3 = 3) and takes a: 60 + 12 s;
-    at the rate of b alone, 3, the renewal rule is indifferent too, but a earns less than it seems: 120 / 72 < 3, so b stays."""
+    """Every block offers (1, 6) or (5, 6), by request, 60 tokens each, costs 1 and 2 seconds.
+
+    Ratio rule: 1 < 3 takes b, 5 > 3 takes a: 20 + 12 = 32 s, 3.75 per second; the renewal rule agrees (5 - 3.75 >
+    6 - 7.5). With an expectation that hides the kind, (3, 6) everywhere, the ratio rule is indifferent (3 = 3), takes
+    a: 60 + 12 s. At the rate of b alone, 3, the renewal rule is indifferent too, but 120 / 72 is worse, so b stays.
+    """
     log = log_of([[(1, 6)] * 60, [(5, 6)] * 60], draft_len=5)
     costs = np.array([1.0, 2.0])
     assert oracle_renewal(log, costs).time_s.sum() == pytest.approx(32)
@@ -237,20 +315,27 @@ def test_bandit_policy_cannot_see_unchosen_arms(log, seed):
             continue
         for reset in ("request", "never"):
             found = replay(log, policy, feedback="bandit", reset=reset, seed=5, keep_path=True)
-            other = np.minimum(rng.integers(0, log.draft_len + 1, log.accepted.shape), log.remaining[:, None]).astype(np.int16)
+            other = np.minimum(rng.integers(0, log.draft_len + 1, log.accepted.shape), log.remaining[:, None]).astype(
+                np.int16
+            )
             other[found.path.rows, found.path.arms] = log.accepted[found.path.rows, found.path.arms]
             again = replay(replace(log, accepted=other), policy, feedback="bandit", reset=reset, seed=5, keep_path=True)
-            assert np.array_equal(again.path.rows, found.path.rows) and np.array_equal(again.path.arms, found.path.arms), policy
+            assert np.array_equal(again.path.rows, found.path.rows) and np.array_equal(
+                again.path.arms, found.path.arms
+            ), policy
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60))
 def test_delayed_feedback_reveals_nothing_beyond_emitted_tokens(seed, cut):
-    """Choices up to position ``cut`` of each request stay the same when every count is altered that the text up to there
+    """Choices up to position ``cut`` of each request stay when every count is altered that the text up to there
     does not reveal: counts of unvisited rows, and counts whose first mismatch lies beyond ``cut``."""
     rng = np.random.default_rng(seed)
     log = wide_log(seed)
-    row, limit = np.arange(log.n_positions), np.repeat(np.minimum(log.starts[:-1] + cut, log.starts[1:]), np.diff(log.starts))
+    row, limit = (
+        np.arange(log.n_positions),
+        np.repeat(np.minimum(log.starts[:-1] + cut, log.starts[1:]), np.diff(log.starts)),
+    )
     reach = row[:, None] + np.minimum(log.emitted, log.draft_len)
     for policy in policies(log.n_arms):
         if "delayed" not in kinds_of(policy):
@@ -264,7 +349,7 @@ def test_delayed_feedback_reveals_nothing_beyond_emitted_tokens(seed, cut):
         keep = visited[:, None] & ((reach <= limit[:, None]) | chosen) | (least > log.remaining[:, None])
         altered = np.where(keep, log.accepted, other).astype(np.int16)
         again = replay(replace(log, accepted=altered), policy, feedback="delayed", seed=5, keep_path=True)
-        for one, two in zip(_up_to(found, limit), _up_to(again, limit)):
+        for one, two in zip(_up_to(found, limit), _up_to(again, limit), strict=True):
             assert np.array_equal(one, two), policy
 
 
@@ -292,7 +377,9 @@ def test_same_seed_same_choices_alone_or_among_other_seeds(log):
     for policy in policies(log.n_arms):
         for feedback, reset, found in runs_of(log, policy):
             together = replay_seeds(log, policy, [1, 5, 9], feedback=feedback, reset=reset, keep_path=True)[1]
-            assert np.array_equal(found.path.arms, together.path.arms) and np.array_equal(found.path.rows, together.path.rows)
+            assert np.array_equal(found.path.arms, together.path.arms) and np.array_equal(
+                found.path.rows, together.path.rows
+            )
 
 
 @settings(max_examples=15)
@@ -310,8 +397,12 @@ def test_request_order_does_not_matter_when_state_resets(log, random):
 def wide_log(seed=0, n=8, n_arms=3, draft_len=6):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(20, 90, n)
-    counts = [np.minimum(rng.geometric(rng.uniform(.2, .6, n_arms), size=(t, n_arms)), draft_len + 1) for t in lengths]
-    return log_of(counts, draft_len=draft_len, match=[rng.integers(0, 7, t) for t in lengths], workload=[i % 2 for i in range(n)])
+    counts = [
+        np.minimum(rng.geometric(rng.uniform(0.2, 0.6, n_arms), size=(t, n_arms)), draft_len + 1) for t in lengths
+    ]
+    return log_of(
+        counts, draft_len=draft_len, match=[rng.integers(0, 7, t) for t in lengths], workload=[i % 2 for i in range(n)]
+    )
 
 
 def test_two_seeds_draw_different_arms_and_the_seed_is_required():
@@ -344,8 +435,10 @@ def scalar_ucb1(counts, draft_len):
     pulls, sums, p, blocks = [0] * n_arms, [0] * n_arms, 0, 0
     while p < len(counts):
         t = sum(pulls)
-        index = [math.inf if not pulls[i] else sums[i] / pulls[i] / draft_len + math.sqrt(2 * math.log(t) / pulls[i])
-                 for i in range(n_arms)]
+        index = [
+            math.inf if not pulls[i] else sums[i] / pulls[i] / draft_len + math.sqrt(2 * math.log(t) / pulls[i])
+            for i in range(n_arms)
+        ]
         arm = index.index(max(index))
         pulls[arm] += 1
         sums[arm] += counts[p, arm] - 1
@@ -366,8 +459,8 @@ def scalar_leader(requests, draft_len, *, discount, delayed, persistent):
             waiting.append((p + min(max(counts[p]), draft_len), counts[p]))
             p += counts[p, arm]
             blocks += 1
-            for due, y in [w for w in waiting if not delayed or w[0] <= p]:
-                gain = [discount * g + v for g, v in zip(gain, y)]
+            for _, y in [w for w in waiting if not delayed or w[0] <= p]:
+                gain = [discount * g + v for g, v in zip(gain, y, strict=True)]
             waiting = [w for w in waiting if delayed and w[0] > p]
         total.append(blocks)
     return total
@@ -378,14 +471,18 @@ def test_replay_equals_rules_written_out_one_request_at_a_time():
     requests = [log.emitted[a:b] for a, b in itertools.pairwise(log.starts)]
     assert replay(log, UCB1()).blocks.tolist() == [scalar_ucb1(c, log.draft_len) for c in requests]
     for discount, feedback, reset in itertools.product((1.0, 0.5, 0.0), ("full", "delayed"), ("request", "never")):
-        expected = scalar_leader(requests, log.draft_len, discount=discount, delayed=feedback == "delayed", persistent=reset == "never")
+        expected = scalar_leader(
+            requests, log.draft_len, discount=discount, delayed=feedback == "delayed", persistent=reset == "never"
+        )
         found = replay(log, FollowTheLeader(discount=discount), feedback=feedback, reset=reset)
         assert found.blocks.tolist() == expected, (discount, feedback, reset)
 
 
 def test_counts_are_released_one_by_one_to_learners_on_arms():
-    """One request, L = 4, arms a and b emit (1, 4) at position 0. After block a (1 token) a's count is known and b's only
-    once 4 tokens are out: 0 + min(4, 4). Blocks of a: 0 1 2 3; b's count of block 0 arrives with the end of the fourth."""
+    """One request, L = 4, arms a and b emit (1, 4) at position 0, a always drafts: blocks start at 0 1 2 3 4.
+
+    a's count of block 0 is known at once, b's only once 0 + min(4, 4) tokens are out: with the end of the fourth block.
+    """
     seen = []
 
     class Watcher(GaussianThompson):
@@ -403,7 +500,11 @@ def test_counts_are_released_one_by_one_to_learners_on_arms():
     log = log_of([[[1, 4], [1, 1], [1, 1], [1, 1], [1, 1]]], draft_len=4)
     replay(log, Watcher(), feedback="delayed")
     assert seen[0] == ([0], [[True, False]], [[1, 0]])
-    assert seen[1:4] == [([1], [[True, True]], [[1, 1]]), ([2], [[True, True]], [[1, 1]]), ([0], [[False, True]], [[0, 4]])]
+    assert seen[1:4] == [
+        ([1], [[True, True]], [[1, 1]]),
+        ([2], [[True, True]], [[1, 1]]),
+        ([0], [[False, True]], [[0, 4]]),
+    ]
 
 
 def test_a_policy_gets_the_features_that_it_reads_and_no_others():
@@ -446,10 +547,12 @@ def test_random_numbers_of_a_request_do_not_repeat_and_differ_between_requests()
 
 def test_impossible_requests_are_refused_with_the_next_step():
     log = wide_log()
-    for policy, options, message in ((Hedge(), {"feedback": "bandit"}, "use 'full' or 'delayed'"),
-                                     (UCB1(), {"feedback": "later"}, "expected bandit, full or delayed"),
-                                     (UCB1(), {"reset": "daily"}, "request or never"),
-                                     (Gate("target_entropy", 1, 0, 1), {}, "no context 'target_entropy'")):
+    for policy, options, message in (
+        (Hedge(), {"feedback": "bandit"}, "use 'full' or 'delayed'"),
+        (UCB1(), {"feedback": "later"}, "expected bandit, full or delayed"),
+        (UCB1(), {"reset": "daily"}, "request or never"),
+        (Gate("target_entropy", 1, 0, 1), {}, "no context 'target_entropy'"),
+    ):
         with pytest.raises(SpecselError, match=message):
             replay(log, policy, seed=1, **options)
 
