@@ -15,14 +15,16 @@ from typing import Any
 
 import vl_convert
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxRole
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from specsel.claims import Claim, cite, read_claims
+from specsel.charts import MIME
+from specsel.claims import Claim, cite, read_claims, render
+from specsel.tables import cells
 
-MIME = "application/vnd.vegalite.v6+json"
 VEGA_LITE = "6.4"
 ASSETS = Path(__file__).parent / "assets"
 STATIC_WIDTH = 640  # px, of a chart without scripts whose width is that of its container
@@ -47,15 +49,61 @@ class ClaimRole(SphinxRole):
             log.warning("no claim for {claim}`%s`: %s", self.text, error.args[0], location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
         notebook = self.text.strip().partition(".")[0]
-        self.env.note_dependency(str(_values_dir(self.env) / f"{notebook}.json"))
-        _cited(self.env).setdefault(self.env.docname, set()).add(f"{notebook}.{found.name}")
-        label = f"[{found.label}]"
-        value = text.removesuffix(label).rstrip()
-        node = claim(self.rawtext, "", origin=describe_origin(found))
-        node += nodes.inline("", value, classes=["claim-value"] if not isinstance(found.value, str) else [])
-        if value != text:
-            node += [nodes.Text(" "), nodes.inline("", label, classes=["claim-label", f"claim-{found.label.lower()}"])]
-        return [node], []
+        _note(self.env, notebook, found)
+        return [claim_node(found, text)], []
+
+
+class ClaimTable(SphinxDirective):
+    """```{claims} NOTEBOOK PATTERN ...```: claims as a table, see `specsel.tables.cells`; the content is its caption."""
+
+    required_arguments, optional_arguments, has_content = 2, 99, True
+    option_spec = {"corner": directives.unchanged}
+
+    def run(self) -> list[nodes.Node]:
+        notebook, *patterns = self.arguments
+        found = cells(self.env.config.specsel_claims.get(notebook, {}).values(), *patterns)
+        if not found:
+            log.warning("no claim of %s matches %s", notebook, " ".join(patterns), location=self.get_location())
+            return []
+        for each in found.values():
+            _note(self.env, notebook, each)
+        rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
+        labels = ", ".join(sorted({f"[{each.label}]" for each in found.values()}))
+        head = [_entry(nodes.Text(text)) for text in (f"{self.options.get('corner', '')} {labels}".strip(), *columns)]
+        body = [[_entry(nodes.Text(row)), *(_cell_of(found.get((row, column))) for column in columns)] for row in rows]
+        return [_table(head, body, self.parse_text_to_nodes("\n".join(self.content)) if self.content else [])]
+
+
+def _cell_of(found: Claim | None) -> nodes.entry:
+    return _entry(nodes.Text("")) if found is None else _entry(claim_node(found, render(found).removesuffix(f" [{found.label}]")))
+
+
+def _entry(content: nodes.Node) -> nodes.entry:
+    return nodes.entry("", nodes.paragraph("", "", content))
+
+
+def _table(head: list[nodes.entry], body: list[list[nodes.entry]], caption: list[nodes.Node]) -> nodes.table:
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
+    group += [nodes.thead("", nodes.row("", *head)), nodes.tbody("", *(nodes.row("", *cells) for cells in body))]
+    title = [nodes.title("", "", *caption[0].children)] if caption else []
+    return nodes.table("", *title, group, classes=["claims"])
+
+
+def claim_node(found: Claim, text: str) -> claim:
+    """The node of a claim: its text, with the label set apart."""
+    label = f"[{found.label}]"
+    value = text.removesuffix(label).rstrip()
+    node = claim(text, "", origin=describe_origin(found))
+    node += nodes.inline("", value, classes=["claim-value"] if isinstance(found.value, (int, float)) else [])
+    if value != text:
+        node += [nodes.Text(" "), nodes.inline("", label, classes=["claim-label"])]
+    return node
+
+
+def _note(env: BuildEnvironment, notebook: str, found: Claim) -> None:
+    """The present page depends on a claims file and cites a claim."""
+    env.note_dependency(str((Path(env.srcdir) / env.config.specsel_values_dir / f"{notebook}.json").resolve()))
+    _cited(env).setdefault(env.docname, set()).add(f"{notebook}.{found.name}")
 
 
 def describe_origin(found: Claim) -> str:
@@ -70,10 +118,6 @@ def describe_origin(found: Claim) -> str:
              f"log {origin['log_sha256'][:12]}" if "log_sha256" in origin else "",
              f"computed by {origin['function']}" if "function" in origin else "", origin.get("source", "")]
     return "; ".join(part for part in parts if part)
-
-
-def _values_dir(env: BuildEnvironment) -> Path:
-    return (Path(env.srcdir) / env.config.specsel_values_dir).resolve()
 
 
 def _cited(env: BuildEnvironment) -> dict[str, set[str]]:
@@ -207,6 +251,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("specsel_values_dir", "../values", "env")
     app.add_config_value("specsel_claims", {}, "")
     app.add_role("claim", ClaimRole())
+    app.add_directive("claims", ClaimTable)
     inline = (lambda self, node: self.body.append(self.starttag(node, "span", "", CLASS="claim", title=node["origin"])),
               lambda self, node: self.body.append("</span>"))
     plain = (lambda self, node: None,) * 2

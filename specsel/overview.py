@@ -1,0 +1,143 @@
+"""What a log holds: composition, endings, subsets worth looking at apart, provenance, and the check against the live engine.
+
+Tables for the first chapters of the book. Not handled here: what choosing gains.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specsel.breakeven import CostError, Costs, read_costs
+from specsel.intervals import bootstrap_many
+from specsel.log import LogError, PositionLog
+from specsel.replay import fixed
+from specsel.routing import context_length
+from specsel.statistics import ratio, request_sums
+
+ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")
+CHECK_FILE = "engine_check.json"
+
+
+def composition(log: PositionLog) -> pd.DataFrame:
+    """One row per workload: requests, positions, median output tokens, looping requests (None: not recorded)."""
+    lengths, looping = np.diff(log.starts), log.looping
+    rows = []
+    for w, name in enumerate(log.workloads):
+        mine = log.workload == w
+        rows.append({"workload": name, "requests": int(mine.sum()), "positions": int(lengths[mine].sum()),
+                     "median_output": int(np.median(lengths[mine])), "repeating": None if looping is None else int(looping[mine].sum())})
+    return pd.DataFrame(rows)
+
+
+def endings(log: PositionLog) -> pd.DataFrame:
+    """Requests per workload and ending: columns workload, ending, requests; a looping request counts as repeating itself."""
+    stop, looping = log.request_column("stop"), log.looping
+    kind = np.full(log.n_requests, ENDINGS[3], dtype=object)
+    if stop is not None:
+        kind = np.where(stop == "eos", ENDINGS[0], ENDINGS[1])
+    if looping is not None:
+        kind = np.where(looping, ENDINGS[2], kind)
+    rows = [{"workload": name, "ending": ending, "requests": int(((log.workload == w) & (kind == ending)).sum())}
+            for w, name in enumerate(log.workloads) for ending in ENDINGS]
+    return pd.DataFrame([row for row in rows if row["requests"]])
+
+
+def subsets(log: PositionLog) -> dict[str, PositionLog]:
+    """All requests; those that do not repeat themselves; and, by the prefix of `category`, the tiers of the prompts (where recorded)."""
+    found = {"all requests": log}
+    looping, category = log.looping, log.request_column("category")
+    if looping is not None and 0 < looping.sum() < log.n_requests:
+        found["without repeating answers"] = log.select(~looping)
+    if category is not None:
+        tier = np.array([text.partition(":")[0] if ":" in (text := str(c)) else "" for c in category])
+        for w, t in sorted({(log.workloads[w], t) for w, t in zip(log.workload, tier, strict=True) if t}):
+            found[f"{w}, {t} prompts"] = log.select((tier == t) & (log.workload == log.workloads.index(w)))
+    return found
+
+
+def arm_table(parts: Mapping[str, PositionLog], *, rng: np.random.Generator, n_resamples: int = 10_000) -> pd.DataFrame:
+    """Block efficiency of every arm on every subset of a log: subset, arm, block_efficiency, low, high, requests."""
+    rows = []
+    for name, log in parts.items():
+        blocks = np.stack([np.diff(log.starts), *(fixed(log, k).blocks for k in range(log.n_arms))], axis=1)
+        statistics = {arm: lambda s, k=k: ratio(s[..., 0], s[..., k + 1]) for k, arm in enumerate(log.arms)}
+        found = bootstrap_many(statistics, blocks, strata=log.workload, rng=rng, n_resamples=n_resamples)
+        rows += [{"subset": name, "arm": arm, "block_efficiency": e.value, "low": e.low, "high": e.high, "requests": e.n}
+                 for arm, e in found.items()]
+    return pd.DataFrame(rows)
+
+
+def agreement(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
+    """Share of positions where `arm` gets more tokens accepted than `other`, ties being the rest: arm, other, share, low, high.
+
+    Taken over every position of every request, whichever arm would have run there.
+    """
+    pairs = [(a, b) for a in range(log.n_arms) for b in range(log.n_arms) if a != b]
+    more = np.stack([log.accepted[:, a] > log.accepted[:, b] for a, b in pairs] + [np.ones(log.n_positions, dtype=bool)], axis=1)
+    sums = request_sums(more.astype(float), log.request_of, log.n_requests)
+    found = bootstrap_many({pair: lambda s, i=i: ratio(s[..., i], s[..., -1]) for i, pair in enumerate(pairs)}, sums, strata=log.workload,
+                           rng=rng, n_resamples=n_resamples)
+    return pd.DataFrame([{"arm": log.arms[a], "other": log.arms[b], "share": e.value, "low": e.low, "high": e.high}
+                         for (a, b), e in found.items()])
+
+
+def provenance(log: PositionLog) -> pd.DataFrame:
+    """What the manifest says about a run, as a table of item and value; "not recorded" where it says nothing."""
+    m = log.manifest
+    target, hardware = m.get("target") or {}, m.get("hardware") or {}
+    drafters = {f"drafter {name}": _short(entry.get("sha256")) or entry.get("id") for name, entry in (m.get("drafters") or {}).items()}
+    items = {"run": log.run, "label": log.label, "arms, in order": ", ".join(log.arms), "arm of the logged path": log.path_arm,
+             "draft length": log.draft_len, "output limit": m.get("max_new_tokens"), "decoding": _words(m.get("decoding")),
+             "precision": m.get("dtype"), "target": target.get("name"), "target weights": _short(target.get("sha256")), **drafters,
+             "processor": hardware.get("cpu"), "accelerator": hardware.get("gpu"), "threads": hardware.get("threads"),
+             "versions": _words(m.get("versions")), "log": _short(log.sha256), "collected": m.get("started"), "code": _short(m.get("git_commit"))}
+    return pd.DataFrame({"item": list(items), "value": ["not recorded" if v in (None, "") else str(v) for v in items.values()]})
+
+
+def _words(entry: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{key} {value}" for key, value in (entry or {}).items() if value is not None)
+
+
+def _short(digest: str | None) -> str:
+    return str(digest)[:12] if digest else ""
+
+
+def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
+    """Live engine against replay, per arm: requests, equal (in every block), blocks, differences, largest margin of a difference.
+
+    Empty when the run has no check. Raises LogError when the check belongs to another log. A margin is the distance between the two best
+    logits of the target: a difference at a margin of rounding size is a tie.
+    """
+    path = Path(run) / CHECK_FILE
+    columns = ["arm", "requests", "equal", "blocks", "differences", "largest_margin"]
+    if not path.is_file():
+        return pd.DataFrame(columns=columns)
+    found = json.loads(path.read_text("utf-8"))
+    if found.get("log_sha256") != log.sha256:
+        raise LogError(f"{path}: field 'log_sha256' belongs to another log; run the engine check again on this run")
+    return pd.DataFrame([{"arm": arm, "requests": c["requests"], "equal": c["equal"], "blocks": c["blocks"], "differences": len(c["differences"]),
+                          "largest_margin": max((d["margin"] for d in c["differences"]), default=None)} for arm, c in found["arms"].items()],
+                        columns=columns)
+
+
+def measured_costs(run: str | Path) -> Costs | None:
+    """The costs of a run folder's timings.json; None when it has none."""
+    path = Path(run) / "timings.json"
+    return read_costs(json.loads(path.read_text("utf-8"))) if path.is_file() else None
+
+
+def price_table(costs: Costs | None, log: PositionLog) -> pd.DataFrame:
+    """Measured rho and seconds per draft of every timed arm, at the median context of the log; empty without timings."""
+    rows = []
+    context = float(np.median(context_length(log)))
+    for arm in log.arms if costs else ():
+        try:
+            rows.append({"arm": arm, "rho": costs.rho(arm, log.draft_len, context), "draft": float(costs.draft_s(arm, context))})
+        except CostError:
+            continue
+    return pd.DataFrame(rows, columns=["arm", "rho", "draft"])

@@ -1,0 +1,247 @@
+"""Sentences that the numbers decide: rankings, answers of the policy table, prices, and the comparison with the original study.
+
+Another log changes the numbers and with them the sentences; no sentence of the book that judges is typed. Nothing is computed here but words.
+"""
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from specsel.breakeven import Costs
+from specsel.claims import Claim, make_claim, render
+from specsel.statistics import Estimate
+from specsel.tables import CONTEXT_SETTING, Claims, pick
+
+SOURCE = "the original study, measured there"
+MATERIAL = 0.02  # a gain whose upper limit is below this is called too small to matter
+SIGNIFICANT = 0.05
+TIE = 0.01  # logits; a difference between engine and replay at a smaller margin is a tie of rounding
+
+Row = tuple[Claim, Claim | None, str]  # reported, ours, verdict
+
+
+def listed(words: Iterable[object]) -> str:
+    """Words as an English list.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    words = [str(word) for word in words]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]])) or "none"
+
+
+def _grouped(verdicts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Verdict -> keys that have it, in order of first appearance."""
+    groups: dict[str, list[str]] = {}
+    for key, words in verdicts.items():
+        groups.setdefault(words, []).append(key)
+    return groups
+
+
+def _keyed(claims: Claims, pattern: str) -> dict[str, object]:
+    """Last key -> value of the claims of a pattern."""
+    return {claim.name.split(":")[-1]: claim.value for claim in pick(claims, pattern)}
+
+
+def _one(claims: Claims, name: str) -> Claim | None:
+    return next(iter(pick(claims, name)), None)
+
+
+# ---- fixed arms
+
+
+def ranking(claims: Claims) -> str:
+    """Does the best arm depend on the workload? From the claims best_arm:WORKLOAD.
+
+    >>> from specsel.claims import make_claim
+    >>> ranking([make_claim(f"best_arm:{w}", a, label="SIM") for w, a in (("code", "a"), ("chat", "b"))])
+    'The best arm depends on the workload: a on code; b on chat.'
+    """
+    groups = _grouped(_keyed(claims, "best_arm:*"))
+    if len(groups) == 1:
+        return f"One arm, {next(iter(groups))}, is the best on every workload."
+    return "The best arm depends on the workload: " + "; ".join(f"{arm} on {listed(where)}" for arm, where in groups.items()) + "."
+
+
+def gain(claims: Claims, name: str) -> str:
+    """How a relative gain reads: a gain that matters, too small to matter, not distinguishable from none, undefined.
+
+    >>> from specsel.claims import Label
+    >>> gain([Claim("h", 0.006, "fraction", Label.MEASURED, 0.001, 0.011)], "h")
+    'too small to matter'
+    """
+    claim = _one(claims, name)
+    if claim is None or claim.value is None:
+        return "undefined on this log"
+    if claim.low is None or claim.high is None:
+        return "a number without an interval, so nothing can be concluded"
+    if claim.high < MATERIAL:
+        return "too small to matter"
+    if claim.low <= 0:
+        return "not distinguishable from none"
+    return "a gain that matters" if claim.low >= MATERIAL else "a gain, though perhaps too small to matter"
+
+
+def subset_ranking(claims: Claims) -> str:
+    """Does the best arm survive on every subset of the requests? From the claims subset:NAME:ARM."""
+    best: dict[str, tuple[float, str]] = {}
+    for claim in pick(claims, "subset:*:*"):
+        _, subset, arm = claim.name.split(":")
+        best[subset] = max(best.get(subset, (0.0, "")), (claim.value or 0.0, arm), key=lambda entry: entry[0])
+    groups = _grouped({subset: arm for subset, (_, arm) in best.items()})
+    if len(groups) == 1:
+        return f"{next(iter(groups))} is the best arm on every subset."
+    return "The best arm changes: " + "; ".join(f"{arm} on {listed(where)}" for arm, where in groups.items()) + "."
+
+
+def engine(check: pd.DataFrame) -> str:
+    """One sentence on the live engine against replay; the table of `overview.engine_check`."""
+    if not len(check):
+        return "This run has no check against the live engine."
+    requests, equal, worst = int(check["requests"].sum()), int(check["equal"].sum()), check["largest_margin"].dropna().max()
+    text = f"{equal:,} of {requests:,} requests, over {listed(check['arm'])}, have the same blocks live and in replay"
+    if equal == requests:
+        return text + "."
+    explained = worst < TIE
+    return text + ("; every difference is a tie of the target's two best tokens." if explained else f"; a difference at a margin of {worst:.2g} is not explained.")
+
+
+# ---- policies
+
+
+def learners(table: pd.DataFrame) -> dict[str, str]:
+    """Does any learner beat the best fixed arm, without and with context, and how much is left? The table of `tuning.compare`.
+
+    Differences are paired and Holm-corrected over the whole table.
+    """
+    rows = table[table["sees"] != "hindsight"]
+    context = rows["setting"].str.contains(CONTEXT_SETTING, regex=True).astype(bool)
+    best = rows.loc[rows["block_efficiency"].idxmax()]
+    exact = table.loc[table["policy"] == "oracle_dp", "fixed"].max()
+    share = f"{100 * best['fixed'] / exact:.0f} % of what the exact oracle gains" if exact > 0 else "nothing, for there is nothing to gain"
+    return {"without_context": _answer(rows[~context], "without context"), "with_context": _answer(rows[context], "with context"),
+            "left": f"The best of all policies, {best['policy']}, reaches {share} over the best fixed arm."}
+
+
+def _answer(rows: pd.DataFrame, which: str) -> str:
+    names = rows["policy"].nunique()
+    winners = rows[(rows["fixed_low"] > 0) & (rows["fixed_p"] < SIGNIFICANT)].sort_values("fixed", ascending=False)
+    if not len(winners):
+        return f"None of the {names} policies {which} beats the best fixed arm beyond chance."
+    count = winners["policy"].nunique()
+    return f"{count} of the {names} policies {which} {'beat' if count > 1 else 'beats'} the best fixed arm beyond chance; {winners['policy'].iloc[0]} gains most."
+
+
+# ---- selector, intervals, price
+
+
+def selector_summary(claims: Claims) -> str:
+    """One sentence over the held-out workloads, from the claims verdict:WORKLOAD.
+
+    >>> from specsel.claims import make_claim
+    >>> selector_summary([make_claim("verdict:code", "beats random", label="SIM"), make_claim("verdict:copy", "worse than random", label="SIM")])
+    'The selector beats random on code; it is worse than random on copy.'
+    """
+    words = {"beats random": "beats random", "no measurable benefit": "has no measurable benefit", "worse than random": "is worse than random"}
+    found = {key: words.get(str(value), "could not be fitted") for key, value in _keyed(claims, "verdict:*").items()}
+    return "The selector " + "; it ".join(f"{what} on {listed(where)}" for what, where in _grouped(found).items()) + "."
+
+
+def coverage(study: pd.DataFrame, level: float = 0.95) -> str:
+    """Do the intervals cover, and what does resampling blocks cost? The table of `coverage.coverage_study`."""
+    words = []
+    for unit, rows in study.groupby("unit", sort=False):
+        below = rows[rows["high"] < level]
+        words.append(f"Intervals from resampled {unit} " + (f"miss the truth too often ({listed(below['quantity'])})" if len(below) else "hold the truth as often as they say"))
+    return "; ".join(words).replace("; I", "; i") + "."
+
+
+def price(claims: Claims) -> str:
+    """Up to which drafter cost does the selector pay, and does it widen the regime against best-of-N?"""
+    rho, margins = _one(claims, "break_even_rho"), [c for c in pick(claims, "margin:*") if c.low is not None]
+    if rho is None or rho.value is None:
+        reason = rho.reason.removeprefix("undefined: ") if rho else "not computed"
+        return f"There is no break-even cost on this log: {reason}."
+    better = [c.name.split(":")[1] for c in margins if c.low > 0]
+    text = f"At its operating point the selector stops paying when a draft costs {render(rho, '.2f', bare=True)} verifications"
+    return text + (f"; choosing beats redrafting always at rho = {listed(better)}." if better else "; at none of the tabled prices does choosing beat redrafting always.")
+
+
+def timings(costs: Costs | None) -> str:
+    """Where the prices come from."""
+    if costs is None:
+        return "This run has no timings, so prices are assumed and no seconds are given; the published model stands alone."
+    hardware = costs.hardware
+    return f"Prices were measured on {hardware.get('gpu') or hardware.get('cpu') or 'a machine that is not recorded'}, {hardware.get('threads', '?')} threads."
+
+
+def speed(decisions: pd.DataFrame) -> str:
+    """Does anything beat the best fixed arm in modelled time? The table of `routing.decision_table`."""
+    if "speed" not in decisions:
+        return "Without timings nothing is said about time."
+    rows = decisions[~decisions["policy"].str.contains("hindsight|always|plain")]
+    faster = rows[rows["speed_low"] > 1].sort_values("speed", ascending=False)
+    if not len(faster):
+        return "At the measured prices no way of choosing is faster than the best fixed arm."
+    return f"At the measured prices {listed(faster['policy'])} {'are' if len(faster) > 1 else 'is'} faster than the best fixed arm."
+
+
+# ---- the original study
+
+
+def reported(path: str | Path) -> list[Claim]:
+    """The published figures as REPORTED claims, under the names that ours have."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return [_reported(row) for row in csv.DictReader(file)]
+
+
+def _reported(row: Mapping[str, str]) -> Claim:
+    value: object = float(row["value"]) if row["unit"] else row["value"]
+    if row["low"]:
+        value = Estimate(value, float(row["low"]), float(row["high"]), 0.95, 0, "as reported, blocks resampled", 0, None)
+    claim = make_claim(row["name"], value, label="REPORTED", unit=row["unit"], source=SOURCE, reason="" if row["low"] else "none was reported")
+    return replace(claim, n=None)
+
+
+def prefixed(prefix: str, claims: Iterable[Claim]) -> list[Claim]:
+    """The same claims under longer names, reported_NAME."""
+    return [replace(claim, name=f"{prefix}_{claim.name}", headline=False, reason=claim.reason or "shown for comparison") for claim in claims]
+
+
+def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> list[Row]:
+    """Each reported figure, ours of the same name (None where this log has none), and a verdict of a few words."""
+    mine = {claim.name: claim for claim in ours}
+    return [(other, mine.get(other.name), judge(mine.get(other.name), other)) for other in theirs]
+
+
+def judge(ours: Claim | None, theirs: Claim) -> str:
+    """same or different (words); higher here, lower here, intervals overlap (numbers; a number without interval is a point).
+
+    >>> from specsel.claims import Label
+    >>> judge(Claim("g", 0.2, "fraction", Label.MEASURED, 0.15, 0.25), Claim("g", 0.133, "fraction", Label.REPORTED, 0.123, 0.142))
+    'higher here'
+    """
+    if ours is None or ours.value is None:
+        return "not measured here"
+    if isinstance(theirs.value, str):
+        return "same" if ours.value == theirs.value else "different"
+    (low, high), (other_low, other_high) = ((c.value, c.value) if c.low is None or c.high is None else (c.low, c.high) for c in (ours, theirs))
+    if low > other_high:
+        return "higher here"
+    return "lower here" if high < other_low else "intervals overlap"
+
+
+def replication(rows: Sequence[Row]) -> dict[str, str]:
+    """Computed sentences about what carries over: gap, headroom, capture, verdicts, price."""
+    words = {theirs.name: verdict for theirs, _, verdict in rows}
+    verdicts = _grouped({name.partition(":")[2]: verdict for name, verdict in words.items() if name.startswith("verdict:")})
+    relation = {"higher here": "higher here than reported", "lower here": "lower here than reported",
+                "intervals overlap": "not distinguishable from the reported one"}
+    about = {"gap": ("The per-block oracle gap", "oracle_gap"), "headroom": ("The headroom of choosing by workload", "workload_headroom"),
+             "capture": ("The share of the gap that the selector captures", "capture"), "price": ("The drafter cost up to which selection pays", "break_even_rho")}
+    found = {key: f"{what} is {relation.get(words.get(name, ''), 'not measured here')}." for key, (what, name) in about.items()}
+    return found | {"selector": "Verdicts per held-out workload: " + "; ".join(f"{verdict} on {listed(where)}" for verdict, where in verdicts.items()) + "."}
