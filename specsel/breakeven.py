@@ -1,8 +1,9 @@
-"""When more accepted tokens become less time: the published break-even formula, and the same question with measured costs.
+"""When more accepted tokens become less time: the published break-even formula, and the same question with measured
+costs.
 
-The published model (original study, section "break-even") charges every drafter pass the same rho. `Costs` replaces it with
-medians of measured seconds: t_draft per arm and context length, t_verify per number of rows, catch-up and overhead.
-Not handled here: intervals, fitted numbers.
+The published model (original study, section "break-even") charges every drafter pass the same rho. `Costs` replaces it
+with medians of measured seconds: t_draft per arm and context length, t_verify per number of rows, catch-up and
+overhead. Not handled here: intervals, fitted numbers.
 """
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class CostError(SpecselError):
 
 
 def relative_speed(gap: float, capture: float, rate: float, rho: float, alpha: float = 0.0) -> float:
-    """Modelled speed of redrafting over always using the dominant arm: (1 + c G)(1 + rho) / (1 + rho + r (rho + alpha)).
+    """Modelled speed of redrafting over always using the dominant arm: (1 + c G)(1 + rho) / (1 + rho + r (rho +
+    alpha)).
 
     gap G >= 0, capture c and redraft rate r in 0..1, rho and alpha >= 0 in verifications. Raises CostError otherwise.
 
@@ -52,7 +54,8 @@ def best_of_n(gap: float, rho: float, alpha: float = 0.0) -> float:
 
 
 def break_even_rho(gap: float, capture: float, rate: float, alpha: float = 0.0) -> float | None:
-    """Largest rho up to which redrafting is no slower than never redrafting; 0 = never pays, inf = always, None = never redrafts.
+    """Largest rho up to which redrafting is no slower than never redrafting; 0 = never pays, inf = always, None = never
+    redrafts.
 
     >>> round(break_even_rho(0.133, 0.61, 0.43), 3)
     0.233
@@ -67,12 +70,14 @@ def break_even_rhos(token_gain: np.ndarray, rate: np.ndarray, alpha: float = 0.0
     """`break_even_rho` for arrays (token gain = capture x gap), unchecked; nan where nothing is redrafted."""
     gain, rate = np.asarray(token_gain, dtype=float), np.asarray(rate, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(gain <= rate * alpha, 0.0, np.where(gain >= rate, np.inf, (gain - rate * alpha) / (rate - gain)))
+        found = np.where(gain <= rate * alpha, 0.0,
+                         np.where(gain >= rate, np.inf, (gain - rate * alpha) / (rate - gain)))
     return np.where(rate > 0, found, np.nan)
 
 
 def max_alpha(gap: float, capture: float, rate: float, rho: float = 0.0) -> float | None:
-    """Largest alpha at which redrafting is no slower than never redrafting, c G (1 + rho) / r - rho; None = never redrafts.
+    """Largest alpha at which redrafting is no slower than never redrafting, c G (1 + rho) / r - rho; None = never
+    redrafts.
 
     >>> round(max_alpha(0.133, 0.61, 0.43), 2)
     0.19
@@ -82,13 +87,14 @@ def max_alpha(gap: float, capture: float, rate: float, rho: float = 0.0) -> floa
     return max(0.0, capture * gap * (1 + rho) / rate - rho) if rate > 0 else None
 
 
-def best_selector(captures: Iterable[float], rates: Iterable[float], gap: float, rho: float, alpha: float = 0.0) -> tuple[float, int]:
+def best_selector(captures: Iterable[float], rates: Iterable[float], gap: float, rho: float,
+                  alpha: float = 0.0) -> tuple[float, int]:
     """Highest relative speed over a threshold frontier, and its index (the first on ties).
 
     >>> best_selector([0.0, 0.6, 1.0], [0.0, 0.4, 1.0], gap=0.133, rho=0.2)[1]
     1
     """
-    speeds = [relative_speed(gap, c, r, rho, alpha) for c, r in zip(captures, rates)]
+    speeds = [relative_speed(gap, c, r, rho, alpha) for c, r in zip(captures, rates, strict=True)]
     if not speeds:
         raise CostError("the frontier is empty, so no threshold can be best; give at least one (capture, rate) pair")
     best = int(np.argmax(speeds))
@@ -126,7 +132,9 @@ def summarise_timings(seconds: Iterable[float], *, warmup: int) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Median seconds of every part of a block, interpolated over context length (and rows), constant beyond the measured range."""
+    """Median seconds of every part of a block, interpolated over context length (and rows), constant beyond the
+    measured range.
+    """
 
     spreads: Mapping[tuple[str, str | int | None, int | None], Spread]  # (what, arm or rows, context) -> timings
     hardware: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +149,9 @@ class Costs:
         return self._curve("t_draft", arm, context)
 
     def catch_up_s(self, arm: str, context: np.ndarray | float) -> np.ndarray:
-        """Seconds to bring the cache of an arm that sat out up to the committed text; 0 when not measured (nothing to bring up)."""
+        """Seconds to bring the cache of an arm that sat out up to the committed text; 0 when not measured (nothing to
+        bring up).
+        """
         return self._curve("catch_up", arm, context) if self._points("catch_up", arm) else np.zeros(np.shape(context))
 
     def verify_s(self, rows: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
@@ -164,12 +174,14 @@ class Costs:
         found = self.spreads.get(("overhead", None, None))
         return found.median_s if found else 0.0
 
-    def block_s(self, arms: tuple[str, ...], proposed: np.ndarray, context: np.ndarray, *, ran: np.ndarray | None = None,
+    def block_s(self, arms: tuple[str, ...], proposed: np.ndarray, context: np.ndarray, *,
+                ran: np.ndarray | None = None,
                 rows: np.ndarray | None = None, stale: np.ndarray | None = None) -> np.ndarray:
-        """(B,) seconds of blocks: drafts of the arms that ran + one verification + catch-up of the stale ones + overhead.
+        """(B,) seconds of blocks: drafts of the arms that ran + one verification + catch-up of the stale ones +
+        overhead.
 
-        proposed (B, K) drafted tokens; context (B,) tokens before the draft; ran, stale (B, K) bool; rows (B,) rows of the
-        verification, by default 1 + all drafted tokens (an upper bound when drafts share tokens).
+        proposed (B, K) drafted tokens; context (B,) tokens before the draft; ran, stale (B, K) bool; rows (B,) rows of
+        the verification, by default 1 + all drafted tokens (an upper bound when drafts share tokens).
         """
         ran = np.ones(proposed.shape, dtype=bool) if ran is None else ran
         rows = 1 + np.where(ran, np.maximum(proposed, 0), 0).sum(axis=1) if rows is None else rows
@@ -192,7 +204,8 @@ class Costs:
 
     def table(self) -> pd.DataFrame:
         """One row per timed thing: median, quartiles, number of timings, dropped warm-up calls."""
-        rows = [{"what": what, "of": "" if of is None else str(of), "context": context, "median_s": s.median_s, "low_s": s.low_s,
+        rows = [{"what": what, "of": "" if of is None else str(of), "context": context, "median_s": s.median_s,
+                 "low_s": s.low_s,
                  "high_s": s.high_s, "n": s.n, "dropped": s.dropped} for (what, of, context), s in self.spreads.items()]
         return pd.DataFrame(rows)
 
@@ -202,24 +215,27 @@ class Costs:
     def _curve(self, what: str, of: str | int, context: np.ndarray | float) -> np.ndarray:
         points = self._points(what, of)
         if not points:
-            raise CostError(f"no {what} of '{of}' was measured, so no speed can be given; run `specsel time` for this arm")
-        return np.interp(context, *zip(*points))
+            raise CostError(f"no {what} of '{of}' was measured, so no speed can be given; time it with `specsel time`")
+        return np.interp(context, *zip(*points, strict=True))
 
 
 def read_costs(timings: Mapping[str, Any]) -> Costs:
-    """Costs from the content of timings.json; the first `warmup` samples of each (what, arm, rows, context) are dropped.
+    """Costs from the content of timings.json; the first `warmup` samples of each (what, arm, rows, context) are
+    dropped.
 
     Raises CostError when a sample has no seconds, or too few samples are left.
     """
     groups: dict[tuple, list[float]] = defaultdict(list)
     for number, sample in enumerate(timings.get("samples", [])):
         if not isinstance(sample.get("seconds"), Real) or "what" not in sample:
-            raise CostError(f"timings.json, sample {number}: needs 'what' and a number 'seconds', found {sample}; run `specsel time`")
+            raise CostError(f"timings.json, sample {number}: needs 'what' and a number 'seconds', found {sample}; "
+                            "run `specsel time` again")
         groups[sample["what"], sample.get("arm", sample.get("rows")), sample.get("context")].append(sample["seconds"])
     if not groups:
         raise CostError("timings.json holds no samples, so no speed can be given; run `specsel time`")
     warmup = int(timings.get("warmup", 0))
-    return Costs({key: summarise_timings(values, warmup=warmup) for key, values in groups.items()}, timings.get("hardware", {}))
+    return Costs({key: summarise_timings(values, warmup=warmup) for key, values in groups.items()},
+                 timings.get("hardware", {}))
 
 
 def load_costs(run: str | Path) -> Costs | None:
@@ -241,8 +257,9 @@ def _check_gain(gap: float, capture: float, rate: float) -> None:
 
 def _check(name: str, value: Any, highest: float) -> None:
     if value is None:
-        raise CostError(f"{name} is not known (None), so no speed can be given; measure it with `specsel time` or state it")
+        raise CostError(f"{name} is not known (None), so no speed can be given; time it (`specsel time`) or state it")
     if isinstance(value, bool) or not isinstance(value, Real):
         raise CostError(f"{name} is {value!r}, which is no number; give a number")
     if not 0 <= value <= highest or math.isinf(value):
-        raise CostError(f"{name} is {value}; expected a finite number {f'from 0 to {highest:g}' if highest < math.inf else '>= 0'}")
+        expected = f"from 0 to {highest:g}" if highest < math.inf else ">= 0"
+        raise CostError(f"{name} is {value}; expected a finite number {expected}")

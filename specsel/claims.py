@@ -1,8 +1,8 @@
 """Claims: the only road from a computed number to a sentence of the book.
 
-A claim holds a value, its unit, a label (MEASURED, SIM, REPORTED), a 95 % interval or the reason why it has none, and its origin.
-`open_ledger` starts the claims file of one notebook, `publish` adds to it, `cite` turns a reference of the prose into text.
-Nothing is computed here.
+A claim holds a value, its unit, a label (MEASURED, SIM, REPORTED), a 95 % interval or the reason why it has none, and
+its origin. `open_ledger` starts the claims file of one notebook, `publish` adds to it, `cite` turns a reference of the
+prose into text. Nothing is computed here.
 """
 from __future__ import annotations
 
@@ -83,11 +83,14 @@ class Ledger:
         return claim
 
     def write(self) -> None:
-        """Write the file: a JSON object name -> claim, keys sorted, one trailing newline, same bytes for the same claims."""
+        """Write the file: a JSON object name -> claim, keys sorted, one trailing newline, same bytes for the same
+        claims.
+        """
         write_bytes_atomically(self.path, dump_claims(self.claims.values()))
 
 
-_ledgers: list[Ledger] = []  # the open ledger of this process (a notebook is a process); a ContextVar would not outlive a cell
+# the open ledger of this process (a notebook is a process); a ContextVar would not outlive a cell
+_ledgers: list[Ledger] = []
 
 
 def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: str | Path | None = None) -> Ledger:
@@ -96,7 +99,7 @@ def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: s
     run and log_sha256 become the origin of every claim that is published afterwards.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", notebook):
-        raise ClaimError(f"ledger name '{notebook}': use letters, digits, '_' and '-' only, like the notebook's file name")
+        raise ClaimError(f"ledger name '{notebook}': use letters, digits, '_' and '-', like the notebook's file")
     where = Path(folder or os.environ.get("SPECSEL_VALUES") or "_build/values")
     where.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(where / f"{notebook}.json", _clean({"run": run, "log_sha256": log_sha256}))
@@ -106,13 +109,14 @@ def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: s
 
 
 def make_claim(name: str, value: Any, *, label: Label | str, unit: str = "", function: str = "", source: str = "",
-               origin: Mapping[str, str] | None = None, headline: bool = False, reason: str = "", n: int | None = None) -> Claim:
+               origin: Mapping[str, str] | None = None, headline: bool = False, reason: str = "",
+               n: int | None = None) -> Claim:
     """Build and check a claim from a number, a sentence, or an Estimate (then interval, n and method come with it).
 
-    Raises ClaimError for NaN or infinity, for a headline number without interval, for an undefined value without reason,
-    and for a REPORTED claim without source.
+    Raises ClaimError for NaN or infinity, for a headline number without interval, for an undefined value without
+    reason, and for a REPORTED claim without source.
 
-    >>> str(make_claim("gap", 0.133, label="REPORTED", unit="fraction", source="the original study", reason="none given"))
+    >>> str(make_claim("gap", 0.133, label="REPORTED", unit="fraction", source="a study", reason="none given"))
     '13.3 % [REPORTED]'
     """
     parts = {key: getattr(value, key) for key in ("low", "high", "level", "n", "method") if hasattr(value, "low")}
@@ -128,7 +132,8 @@ def make_claim(name: str, value: Any, *, label: Label | str, unit: str = "", fun
 
 def publish(name: str, value: Any, *, label: Label | str, unit: str = "", function: str = "", source: str = "",
             headline: bool = False, reason: str = "") -> Claim:
-    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError without an open ledger."""
+    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError without an open ledger.
+    """
     ledger = _open(name)
     return ledger.add(make_claim(name, value, label=label, unit=unit, function=function, source=source,
                                  origin=None if source else ledger.origin, headline=headline, reason=reason))
@@ -153,7 +158,8 @@ def read_claims(folder: str | Path) -> dict[str, dict[str, Claim]]:
 
 
 def format_value(value: Any, unit: str = "", spec: str = "", *, like: Any = None, bare: bool = False) -> str:
-    """The one formatter of printed numbers; `like` fixes the scale (an interval limit follows its value), `bare` drops the unit.
+    """The one formatter of printed numbers; `like` fixes the scale (an interval limit follows its value), `bare` drops
+    the unit.
 
     >>> format_value(0.1327, "fraction"), format_value(2.0613, "ratio"), format_value(0.0123, "s"), format_value(6361)
     ('13.3 %', '2.061', '12.3 ms', '6,361')
@@ -188,7 +194,8 @@ def render(claim: Claim, spec: str = "", *, bare: bool = False, counts: bool = F
 
 
 def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Claim, str]:
-    """Resolve a reference of the prose, `notebook.name`, `notebook.name:.3f` or `notebook.name|value`, to claim and text.
+    """Resolve a reference of the prose, `notebook.name`, `notebook.name:.3f` or `notebook.name|value`, to claim and
+    text.
 
     Names may hold colons ("skill:code"): the longest known name wins, the rest is a Python number format.
     Raises KeyError for an unknown notebook, name or variant.
@@ -207,7 +214,7 @@ def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Cla
 
 def _open(name: str) -> Ledger:
     if not _ledgers:
-        raise ClaimError(f"claim '{name}' has no ledger to go to; call specsel.claims.open_ledger(<notebook name>) first")
+        raise ClaimError(f"claim '{name}' has no ledger to go to; call open_ledger(<notebook name>) first")
     return _ledgers[-1]
 
 
@@ -215,7 +222,7 @@ def _check(claim: Claim) -> None:
     number = isinstance(claim.value, (int, float)) and not isinstance(claim.value, bool)
     interval = claim.low is not None and claim.high is not None
     if claim.headline and number and not interval:
-        raise ClaimError(f"headline claim '{claim.name}' has no interval; pass the Estimate of bootstrap_requests, not its value")
+        raise ClaimError(f"headline claim '{claim.name}' has no interval; pass the Estimate, not its value")
     if claim.value is None and not claim.reason:
         raise ClaimError(f"claim '{claim.name}' is undefined (None) without a reason; say why in reason=")
     if claim.label == Label.REPORTED and not claim.origin.get("source"):

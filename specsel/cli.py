@@ -1,7 +1,7 @@
 """The command line: parse, call one public function, print.
 
-Exit status 0 = success, 1 = a check failed, 2 = bad input (one sentence on stderr). With --json a command prints one object on
-stdout and nothing else there. Nothing is computed here that a notebook could not call.
+Exit status 0 = success, 1 = a check failed, 2 = bad input (one sentence on stderr). With --json a command prints one
+object on stdout and nothing else there. Nothing is computed here that a notebook could not call.
 """
 from __future__ import annotations
 
@@ -19,18 +19,32 @@ import typer
 from specsel.engine_cli import add_engine_commands
 from specsel.log import LogWarning, SpecselError
 
-OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
-app = typer.Typer(help="Which drafter should speculate on the next block? Logs, exact replay, selectors, and the book.", **OPTIONS)
+OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None,
+           "pretty_exceptions_enable": False}
+app = typer.Typer(help="Which drafter should speculate on the next block? Logs, exact replay, selectors, and the book.",
+                  **OPTIONS)
 log_app = typer.Typer(help="Check, summarise, convert and import logs.", **OPTIONS)
 selector_app = typer.Typer(help="Fit a redraft selector that the engine and replay can use.", **OPTIONS)
 app.add_typer(log_app, name="log")
 app.add_typer(selector_app, name="selector")
 add_engine_commands(app)
 
+def _option(words: str, *flags: str, **rules: Any) -> Any:
+    return typer.Option(*flags, help=words, **rules)
+
+
 Run = Annotated[Path, typer.Argument(help="run folder, or a .jsonl or .jsonl.gz file")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-Seed = Annotated[int, typer.Option(help="seed of everything random")]
-Output = Annotated[Path, typer.Option("--out", "-o", help="file or folder to write")]
+Paths = Annotated[list[Path], typer.Argument(help="run folders or log files")]
+Json = Annotated[bool, _option("print one JSON object and nothing else", "--json")]
+Seed = Annotated[int, _option("seed of everything random")]
+Output = Annotated[Path, _option("file or folder to write", "--out", "-o")]
+Dominant = Annotated[str | None, _option("arm that drafts first (default: the one that needs the fewest blocks)")]
+PolicyName = Annotated[str | None, _option("fixed:ARM, best_fixed_request, oracle_block, oracle_dp, random, ucb1, ...")]
+SelectorFile = Annotated[Path | None, _option("selector.json: replay this redraft selector instead of a policy")]
+NoLoops = Annotated[bool, _option("leave out requests whose output repeats itself", "--without-loops")]
+Params = Annotated[list[str] | None, _option("name=value of a notebook parameter", "--param", "-p")]
+ParamFile = Annotated[Path | None, _option("YAML or JSON file of notebook parameters", "--parameters", "-f")]
+Pages = Annotated[Path | None, _option("folder for the pages (default: _build/html)", "--out", "-o")]
 
 
 class FeedbackMode(StrEnum):
@@ -55,6 +69,8 @@ def main() -> None:
         app()
     except SpecselError as error:
         _stop(error, 2)
+    except ModuleNotFoundError as error:
+        _stop(f"'{error.name}' is not installed; the book needs the extra 'book': pip install 'specsel[book]'", 2)
     except OSError as error:
         _stop(f"{error.filename or 'file'}: {error.strerror or error}", 2)
 
@@ -72,7 +88,8 @@ def show(result: dict[str, Any], lines: Iterable[str], as_json: bool) -> None:
 def _table(rows: list[list[str]]) -> list[str]:
     """Rows as aligned columns, the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
+                      for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -83,7 +100,7 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 @log_app.command("validate")
-def log_validate(path: Annotated[list[Path], typer.Argument(help="run folders or log files, each checked for itself")], as_json: Json = False) -> None:
+def log_validate(path: Paths, as_json: Json = False) -> None:
     """Name every fault of a log, with file, line and field; exit status 1 when there is one.
 
     Example: specsel log validate data/runs/spine
@@ -94,8 +111,8 @@ def log_validate(path: Annotated[list[Path], typer.Argument(help="run folders or
     if missing:
         raise SpecselError(f"{missing[0]}: does not exist; name a run folder or a log file")
     faults = [fault for p in path for fault in validate(p)]
-    show({"ok": not faults, "faults": [{"file": f.file, "line": f.line, "field": f.field, "message": f.message} for f in faults]},
-         [str(f) for f in faults] or ["no faults"], as_json)
+    found = [{"file": f.file, "line": f.line, "field": f.field, "message": f.message} for f in faults]
+    show({"ok": not faults, "faults": found}, [str(f) for f in faults] or ["no faults"], as_json)
     if faults:
         raise typer.Exit(1)
 
@@ -116,7 +133,7 @@ def log_summary(run: Run, as_json: Json = False) -> None:
 
 
 @log_app.command("convert")
-def log_convert(source: Annotated[list[Path], typer.Argument(help="run folder or log files; several are merged")], out: Output) -> None:
+def log_convert(source: Paths, out: Output) -> None:
     """Copy logs into another form: a .jsonl or .jsonl.gz file, or a run folder.
 
     Example: specsel log convert data/runs/spine -o spine.jsonl
@@ -127,7 +144,8 @@ def log_convert(source: Annotated[list[Path], typer.Argument(help="run folder or
 
 
 @log_app.command("import")
-def log_import(source: Annotated[Path, typer.Argument(help="folder of SpecDecode-Bench/simulator files, or one of them")], out: Output) -> None:
+def log_import(source: Annotated[Path, typer.Argument(help="folder of simulator files, or one of them")],
+               out: Output) -> None:
     """Turn somebody else's position log (SpecDecode-Bench simulator files) into a run folder.
 
     Example: specsel log import simulator/data -o runs/specdecode_bench
@@ -141,10 +159,10 @@ def log_import(source: Annotated[Path, typer.Argument(help="folder of SpecDecode
 
 
 @app.command("replay")
-def replay_command(run: Run, policy: Annotated[str | None, typer.Option(help="fixed:ARM, best_fixed_request, oracle_block, oracle_dp, random, ucb1, ...")] = None,
-                   selector: Annotated[Path | None, typer.Option(help="selector.json: replay this redraft selector instead of a policy")] = None,
-                   feedback: Annotated[FeedbackMode | None, typer.Option(help="what the policy gets to see (default: what it needs)")] = None,
-                   reset: Annotated[Reset, typer.Option(help="when the policy forgets")] = Reset.request, seed: Seed = 0, as_json: Json = False) -> None:
+def replay_command(run: Run, policy: PolicyName = None, selector: SelectorFile = None,
+                   feedback: Annotated[FeedbackMode | None, _option("what the policy sees (default: its need)")] = None,
+                   reset: Annotated[Reset, _option("when the policy forgets")] = Reset.request, seed: Seed = 0,
+                   as_json: Json = False) -> None:
     """Replay a policy exactly: how many blocks would it have needed?
 
     Example: specsel replay data/runs/spine --policy hedgespec --feedback delayed
@@ -159,13 +177,16 @@ def replay_command(run: Run, policy: Annotated[str | None, typer.Option(help="fi
     if selector is not None:
         found = _replay_selector(log, selector)
     else:
-        found = replay(log, policy_by_name(policy, log), feedback=feedback and str(feedback), reset=str(reset), seed=seed, name=policy)
+        found = replay(log, policy_by_name(policy, log), feedback=feedback and str(feedback), reset=str(reset),
+                       seed=seed, name=policy)
     by_workload = found.by_workload()
     rows = [["workload", "requests", "blocks", "emitted", "block efficiency", *log.arms]]
-    rows += [[w, str(r["requests"]), str(r["blocks"]), str(r["emitted"]), _number(r["block_efficiency"]), *map(str, r["pulls"].values())]
+    rows += [[w, str(r["requests"]), str(r["blocks"]), str(r["emitted"]), _number(r["block_efficiency"]),
+              *map(str, r["pulls"].values())]
              for w, r in by_workload.items()]
     show({"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload},
-         [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)], as_json)
+         [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)],
+         as_json)
 
 
 def _replay_selector(log: Any, path: Path) -> Any:
@@ -178,8 +199,7 @@ def _replay_selector(log: Any, path: Path) -> Any:
 
 
 @selector_app.command("fit")
-def selector_fit(run: Run, out: Output, dominant: Annotated[str | None, typer.Option(help="arm that drafts first (default: the one that needs the fewest blocks)")] = None,
-                 as_json: Json = False) -> None:
+def selector_fit(run: Run, out: Output, dominant: Dominant = None, as_json: Json = False) -> None:
     """Fit the redraft selector on all workloads of a log and write it as readable JSON.
 
     Example: specsel selector fit data/runs/spine -o selector.json
@@ -192,9 +212,11 @@ def selector_fit(run: Run, out: Output, dominant: Annotated[str | None, typer.Op
     blocks = dominant_blocks(log) if dominant is None else block_view(log, _arm(log, dominant))
     made = fit_selector(blocks, trained_on={"run": log.run, "label": log.label, "log_sha256": log.sha256})
     made.save(out)
-    result = {"selector": str(out), "dominant": made.dominant, "threshold": made.threshold, "features": list(made.features), "blocks": made.trained_on["blocks"]}
+    result = {"selector": str(out), "dominant": made.dominant, "threshold": made.threshold,
+              "features": list(made.features), "blocks": made.trained_on["blocks"]}
     show(result, [f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
-                  f"trained on {made.trained_on['blocks']:,} blocks of {made.trained_on['requests']:,} requests"], as_json)
+                  f"trained on {made.trained_on['blocks']:,} blocks of {made.trained_on['requests']:,} requests"],
+         as_json)
 
 
 def _arm(log: Any, name: str) -> int:
@@ -204,9 +226,9 @@ def _arm(log: Any, name: str) -> int:
 
 
 @app.command("headline")
-def headline_command(run: Run, dominant: Annotated[str | None, typer.Option(help="arm that drafts first (default: the one that needs the fewest blocks)")] = None,
-                     without_loops: Annotated[bool, typer.Option("--without-loops", help="leave out requests whose output repeats itself")] = False,
-                     resamples: Annotated[int, typer.Option(help="resamples of each interval", min=1)] = 10_000, seed: Seed = 0, as_json: Json = False) -> None:
+def headline_command(run: Run, dominant: Dominant = None, without_loops: NoLoops = False,
+                     resamples: Annotated[int, _option("resamples of each interval", min=1)] = 10_000, seed: Seed = 0,
+                     as_json: Json = False) -> None:
     """Every headline figure of the study on this log, with label, interval, number of requests and method.
 
     Example: specsel headline data/runs/spine --json
@@ -221,42 +243,47 @@ def headline_command(run: Run, dominant: Annotated[str | None, typer.Option(help
     log = read_log(run)
     if without_loops:
         if log.looping is None:
-            raise SpecselError(f"{log.run}: does not say which requests loop (no requests.jsonl.gz); leave --without-loops out")
+            raise SpecselError(f"{log.run}: does not say which requests loop (no requests.jsonl.gz); "
+                               "leave --without-loops out")
         log = log.select(~log.looping)
-    claims = headline(log, rng=np.random.default_rng(seed), n_resamples=resamples, dominant=None if dominant is None else _arm(log, dominant),
+    claims = headline(log, rng=np.random.default_rng(seed), n_resamples=resamples,
+                      dominant=None if dominant is None else _arm(log, dominant),
                       costs=load_costs(run))
     show(to_json(claims), [f"{c.name:36s} {render(c, counts=True)}" for c in claims], as_json)
 
 
 @app.command("breakeven")
-def breakeven_command(gap: Annotated[float, typer.Option(help="oracle gap G, for instance 0.133")], capture: Annotated[float, typer.Option(help="capture c, 0..1")],
-                      rate: Annotated[float, typer.Option(help="redraft rate r, 0..1")],
-                      rho: Annotated[list[float], typer.Option(help="cost of a draft in verifications; several values may follow")],
+def breakeven_command(gap: Annotated[float, _option("oracle gap G, for instance 0.133")],
+                      capture: Annotated[float, _option("capture c, 0..1")],
+                      rate: Annotated[float, _option("redraft rate r, 0..1")],
+                      rho: Annotated[list[float], _option("cost of a draft in verifications; several may follow")],
                       more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
-                      alpha: Annotated[float, typer.Option(help="extra verification cost of a redraft")] = 0.0, as_json: Json = False) -> None:
+                      alpha: Annotated[float, _option("extra verification cost of a redraft")] = 0.0,
+                      as_json: Json = False) -> None:
     """When token gains become time: the published break-even formula.
 
     Example: specsel breakeven --gap 0.133 --capture 0.61 --rate 0.43 --rho 0.02 0.1 0.2
     """
     from specsel.breakeven import best_of_n, break_even_rho, max_alpha, relative_speed
 
-    rows = [{"rho": r, "best_of_n": best_of_n(gap, r, alpha), "selector": relative_speed(gap, capture, rate, r, alpha)} for r in (*rho, *(more or ()))]
+    rows = [{"rho": r, "best_of_n": best_of_n(gap, r, alpha), "selector": relative_speed(gap, capture, rate, r, alpha)}
+            for r in (*rho, *(more or ()))]
     limit, largest = break_even_rho(gap, capture, rate, alpha), max_alpha(gap, capture, rate)
     finite = limit if limit is not None and math.isfinite(limit) else None
-    text = [["rho", "best-of-N", "selector"], *([f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows)]
+    text = [["rho", "best-of-N", "selector"],
+            *([f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows)]
     shown = "never redrafts" if limit is None else "always pays" if finite is None else _number(limit)
-    show({"rows": rows, "break_even_rho": finite, "max_alpha": largest}, [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"], as_json)
+    show({"rows": rows, "break_even_rho": finite, "max_alpha": largest},
+         [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"], as_json)
 
 
 # ---- the book, the machine
 
 
 @app.command("book")
-def book_command(run: Annotated[Path | None, typer.Option(help="run folder for all notebooks instead of their default")] = None,
-                 param: Annotated[list[str] | None, typer.Option("--param", "-p", help="name=value of a notebook parameter")] = None,
-                 parameters: Annotated[Path | None, typer.Option("--parameters", "-f", help="YAML or JSON file of notebook parameters")] = None,
-                 out: Annotated[Path | None, typer.Option("--out", "-o", help="folder for the pages (default: _build/html)")] = None,
-                 pdf: Annotated[bool, typer.Option("--pdf", help="print the book as one PDF (needs Chromium)")] = False) -> None:
+def book_command(run: Annotated[Path | None, _option("run folder for all notebooks instead of their default")] = None,
+                 param: Params = None, parameters: ParamFile = None, out: Pages = None,
+                 pdf: Annotated[bool, _option("print the book as one PDF (needs Chromium)", "--pdf")] = False) -> None:
     """Run the notebooks and build the book; nothing of it needs torch.
 
     Example: specsel book --run data/runs/spine
@@ -277,10 +304,12 @@ def _parameters(pairs: list[str], path: Path | None) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text("utf-8")) or {} if path else {}
         wrong = [pair for pair in pairs if "=" not in pair]
         if wrong or not isinstance(found, dict):
-            raise SpecselError(f"{wrong[0] if wrong else path}: is no notebook parameter; write name=value, or a file of such lines in YAML")
+            raise SpecselError(f"{wrong[0] if wrong else path}: is no notebook parameter; write name=value, "
+                               "or a YAML file of such pairs")
         return found | {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in pairs)}
     except yaml.YAMLError as error:
-        raise SpecselError(f"notebook parameters are no YAML ({str(error).splitlines()[0]}); write name=value") from None
+        reason = str(error).splitlines()[0]
+        raise SpecselError(f"notebook parameters are no YAML ({reason}); write name=value") from None
 
 
 @app.command("doctor")

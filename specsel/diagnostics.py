@@ -1,6 +1,8 @@
-"""Why the selector works, or does not: coefficients, importance, reliability, spread of features, learning curve, transfer.
+"""Why the selector works, or does not: coefficients, importance, reliability, spread of features, learning curve,
+transfer.
 
-Everything is computed on the blocks of the dominant arm and returned as a small table with limits. Not handled here: charts.
+Everything is computed on the blocks of the dominant arm and returned as a small table with limits. Not handled here:
+charts.
 """
 from __future__ import annotations
 
@@ -16,15 +18,16 @@ from specsel.redraft import capture, first_arm, gains, oracle_gap, redraft_rate,
 from specsel.selector import LowoTable
 from specsel.statistics import ratio, request_sums
 
-OUTCOMES = {"conf_first": "first token accepted", "conf_mean": "share of drafted tokens accepted", "conf_min": "whole draft accepted"}
+OUTCOMES = {"conf_first": "first token accepted", "conf_mean": "share of drafted tokens accepted",
+            "conf_min": "whole draft accepted"}
 
 
 def coefficients(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 200, level: float = 0.95,
                  features: Sequence[str] = STATS) -> pd.DataFrame:
     """Log-odds per standard deviation of each feature, with percentile limits from refits on resampled requests.
 
-    Requests are resampled within workloads and enter as weights. Columns: feature, coefficient, low, high, requests, dropped
-    (resamples that could not be fitted).
+    Requests are resampled within workloads and enter as weights. Columns: feature, coefficient, low, high, requests,
+    dropped (resamples that could not be fitted).
     """
     centre = fit_model(blocks, np.ones(blocks.n_blocks, dtype=bool), features)["weights"][:len(features)]
     drawn = []
@@ -34,8 +37,10 @@ def coefficients(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int
             drawn.append(fit_model(blocks, weights > 0, features, weights)["weights"][:len(features)])
         except NotFitted:
             continue
-    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2), axis=0) if drawn else np.full((2, len(features)), np.nan)
-    return pd.DataFrame({"feature": features, "coefficient": centre, "low": low, "high": high, "requests": len(blocks.requests),
+    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2), axis=0) if drawn else np.full((2, len(features)),
+        np.nan)
+    return pd.DataFrame({"feature": features, "coefficient": centre, "low": low, "high": high,
+                         "requests": len(blocks.requests),
                          "dropped": n_resamples - len(drawn)})
 
 
@@ -60,10 +65,12 @@ def auc(score: np.ndarray, label: np.ndarray) -> float:
     return float(ratio(above, n_true * (len(label) - n_true)))
 
 
-def importance(blocks: BlockLog, table: LowoTable, *, rng: np.random.Generator, n_repeats: int = 20, level: float = 0.95) -> pd.DataFrame:
+def importance(blocks: BlockLog, table: LowoTable, *, rng: np.random.Generator, n_repeats: int = 20,
+               level: float = 0.95) -> pd.DataFrame:
     """How much the ranking (AUC) of a held-out workload loses when one feature is shuffled among its blocks.
 
-    The models are those of leave-one-workload-out. Columns: workload, feature, auc (unshuffled), drop, low, high (spread over shuffles).
+    The models are those of leave-one-workload-out. Columns: workload, feature, auc (unshuffled), drop, low, high
+    (spread over shuffles).
     """
     rows, label = [], gains(blocks) > 0
     for w, row in enumerate(table.rows):
@@ -76,30 +83,37 @@ def importance(blocks: BlockLog, table: LowoTable, *, rng: np.random.Generator, 
             drops = [whole - auc(row.selector.probability({**stats, name: rng.permutation(stats[name])}), label[at])
                      for _ in range(n_repeats if name in stats else 0)] or [0.0]
             low, high = np.quantile(drops, ((1 - level) / 2, (1 + level) / 2))
-            rows.append({"workload": row.workload, "feature": name, "auc": whole, "drop": float(np.mean(drops)), "low": low, "high": high})
+            rows.append({"workload": row.workload, "feature": name, "auc": whole, "drop": float(np.mean(drops)),
+                         "low": low, "high": high})
     return pd.DataFrame(rows, columns=["workload", "feature", "auc", "drop", "low", "high"])
 
 
-def reliability(blocks: BlockLog, *, stat: str = "conf_first", bins: int = 10, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Stated confidence against observed acceptance, per arm, in bins of equal width; a calibrated arm lies on the diagonal.
+def reliability(blocks: BlockLog, *, stat: str = "conf_first", bins: int = 10, rng: np.random.Generator,
+                n_resamples: int = 2_000) -> pd.DataFrame:
+    """Stated confidence against observed acceptance, per arm, in bins of equal width; a calibrated arm lies on the
+    diagonal.
 
-    conf_first is compared with "first token accepted", conf_mean with accepted / proposed, conf_min with "everything accepted".
-    Blocks without a draft or a value are left out. Columns: arm, confidence, acceptance, low, high, blocks, outcome.
+    conf_first is compared with "first token accepted", conf_mean with accepted / proposed, conf_min with "everything
+    accepted". Blocks without a draft or a value are left out. Columns: arm, confidence, acceptance, low, high, blocks,
+    outcome.
     """
     rows = []
     for k, arm in enumerate(blocks.arms):
         value = blocks.stats.get(stat, np.full((blocks.n_blocks, len(blocks.arms)), np.nan))[:, k]
         known = np.isfinite(value) & (blocks.proposed[:, k] > 0)
         accepted, proposed = blocks.accepted[known, k], blocks.proposed[known, k]
-        hit, of = {"conf_first": (accepted > 0, 1), "conf_mean": (accepted, proposed), "conf_min": (accepted == proposed, 1)}[stat]
+        hit, of = {"conf_first": (accepted > 0, 1), "conf_mean": (accepted, proposed),
+                   "conf_min": (accepted == proposed, 1)}[stat]
         cell = np.minimum((value[known] * bins).astype(int), bins - 1)
-        columns = np.stack([hit * np.ones(len(cell)), of * np.ones(len(cell)), value[known], np.ones(len(cell))], axis=1)
+        columns = np.stack([hit * np.ones(len(cell)), of * np.ones(len(cell)), value[known], np.ones(len(cell))],
+                           axis=1)
         sums = request_sums(columns, blocks.request_of[known] * bins + cell, len(blocks.requests) * bins)
         rows += _bins(arm, stat, sums.reshape(-1, bins, 4), blocks.workload, rng, n_resamples)
     return pd.DataFrame(rows, columns=["arm", "confidence", "acceptance", "low", "high", "blocks", "outcome"])
 
 
-def _bins(arm: str, stat: str, sums: np.ndarray, strata: np.ndarray, rng: np.random.Generator, n_resamples: int) -> list[dict]:
+def _bins(arm: str, stat: str, sums: np.ndarray, strata: np.ndarray, rng: np.random.Generator,
+          n_resamples: int) -> list[dict]:
     filled = [b for b in range(sums.shape[1]) if sums[:, b, 3].sum() > 0]
     found = bootstrap_many(dict.fromkeys(filled, lambda s: ratio(s[..., 0], s[..., 1])), sums, strata=strata, rng=rng,
                            n_resamples=n_resamples, columns={b: b for b in filled})
@@ -111,8 +125,8 @@ def _bins(arm: str, stat: str, sums: np.ndarray, strata: np.ndarray, rng: np.ran
 def feature_spread(blocks: BlockLog, *, features: Sequence[str] = STATS) -> pd.DataFrame:
     """Quantiles of each feature per workload, the share of missing values, and how well it ranks alone.
 
-    A nearly constant feature (small p75 - p25) cannot carry a signal. `auc` is max(AUC, 1 - AUC) of the feature for "another arm
-    emits more" inside the workload; `worth_it` is the share of such blocks. Undefined values are None.
+    A nearly constant feature (small p75 - p25) cannot carry a signal. `auc` is max(AUC, 1 - AUC) of the feature for
+    "another arm emits more" inside the workload; `worth_it` is the share of such blocks. Undefined values are None.
     """
     x, label, rows = feature_matrix(blocks.stats, first_arm(blocks), features), gains(blocks) > 0, []
     for w, workload in enumerate(blocks.workloads):
@@ -122,18 +136,22 @@ def feature_spread(blocks: BlockLog, *, features: Sequence[str] = STATS) -> pd.D
             values = x[known, j]
             ranked = auc(values, label[known]) if len(values) else np.nan
             quantiles = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist() if len(values) else [None] * 5
-            rows.append({"workload": workload, "feature": name, **dict(zip(("p05", "p25", "p50", "p75", "p95"), quantiles)),
-                         "missing": float(ratio(at.sum() - known.sum(), at.sum())), "worth_it": float(ratio(label[at].sum(), at.sum())),
+            rows.append({"workload": workload, "feature": name,
+                         **dict(zip(("p05", "p25", "p50", "p75", "p95"), quantiles, strict=True)),
+                         "missing": float(ratio(at.sum() - known.sum(), at.sum())),
+                         "worth_it": float(ratio(label[at].sum(), at.sum())),
                          "auc": max(ranked, 1 - ranked) if np.isfinite(ranked) else None, "blocks": int(at.sum())})
     return pd.DataFrame(rows)
 
 
-def learning_curve(blocks: BlockLog, *, rng: np.random.Generator, shares: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+def learning_curve(blocks: BlockLog, *, rng: np.random.Generator,
+                   shares: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
                    n_repeats: int = 5, n_resamples: int = 2_000, features: Sequence[str] = STATS) -> pd.DataFrame:
     """Capture, redraft rate and skill on held-out workloads against the number of training blocks.
 
-    Each point averages n_repeats random subsets of the training requests (sums first, then ratios); limits from resampled test
-    requests. Columns: share, blocks (mean training blocks), skill, low, high, capture, redraft_rate, fitted (share of fits that worked).
+    Each point averages n_repeats random subsets of the training requests (sums first, then ratios); limits from
+    resampled test requests. Columns: share, blocks (mean training blocks), skill, low, high, capture, redraft_rate,
+    fitted (share of fits that worked).
     """
     rows = []
     for share in shares:
@@ -147,9 +165,12 @@ def learning_curve(blocks: BlockLog, *, rng: np.random.Generator, shares: Sequen
                 sums[blocks.workload == w] += redraft_sums(blocks, redraft)[blocks.workload == w] * worked / repeats
                 sizes.append(train.sum())
                 fitted.append(worked)
-        found = bootstrap_many({"skill": skill, "capture": capture, "rate": redraft_rate}, sums, strata=blocks.workload, rng=rng, n_resamples=n_resamples)
-        rows.append({"share": share, "blocks": float(np.mean(sizes)), "skill": found["skill"].value, "low": found["skill"].low,
-                     "high": found["skill"].high, "capture": found["capture"].value, "redraft_rate": found["rate"].value,
+        found = bootstrap_many({"skill": skill, "capture": capture, "rate": redraft_rate}, sums, strata=blocks.workload,
+                               rng=rng, n_resamples=n_resamples)
+        rows.append({"share": share, "blocks": float(np.mean(sizes)), "skill": found["skill"].value,
+                     "low": found["skill"].low,
+                     "high": found["skill"].high, "capture": found["capture"].value,
+                     "redraft_rate": found["rate"].value,
                      "fitted": float(np.mean(fitted))})
     return pd.DataFrame(rows)
 
@@ -165,8 +186,10 @@ def _decided(blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Se
     return redraft, True
 
 
-def transfer(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 2_000, features: Sequence[str] = STATS) -> pd.DataFrame:
-    """Train on one workload, test on each: skill with limits. On the diagonal, five folds of requests keep training and test apart.
+def transfer(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 2_000,
+             features: Sequence[str] = STATS) -> pd.DataFrame:
+    """Train on one workload, test on each: skill with limits. On the diagonal, five folds of requests keep training and
+    test apart.
 
     Columns: train, test, skill, low, high, capture, redraft_rate, oracle_gap, reason (why there is no skill, or "").
     """
@@ -174,16 +197,20 @@ def transfer(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 2
     for a, train_name in enumerate(blocks.workloads):
         for b, test_name in enumerate(blocks.workloads):
             held = blocks.workload_of == b
-            redraft, worked = _decided(blocks, blocks.workload_of == a, held, features) if a != b else _cross_fitted(blocks, held, features)
+            redraft, worked = _decided(blocks, blocks.workload_of == a, held,
+                                       features) if a != b else _cross_fitted(blocks, held, features)
             at = blocks.workload == b
-            found = bootstrap_many({"skill": skill, "capture": capture, "rate": redraft_rate, "gap": oracle_gap}, redraft_sums(blocks, redraft)[at],
+            found = bootstrap_many({"skill": skill, "capture": capture, "rate": redraft_rate, "gap": oracle_gap},
+                                   redraft_sums(blocks, redraft)[at],
                                    strata=None, rng=rng, n_resamples=n_resamples)
             known = worked and found["skill"].value is not None
             rows.append({"train": train_name, "test": test_name, "skill": found["skill"].value if known else None,
                          "low": found["skill"].low if known else None, "high": found["skill"].high if known else None,
-                         "capture": found["capture"].value if worked else None, "redraft_rate": found["rate"].value if worked else None,
+                         "capture": found["capture"].value if worked else None,
+                         "redraft_rate": found["rate"].value if worked else None,
                          "oracle_gap": found["gap"].value,
-                         "reason": "" if known else "not fitted: one class" if not worked else "no gain, or nothing redrafted"})
+                         "reason": "" if known else "not fitted: one class" if not worked
+                         else "no gain, or nothing redrafted"})
     return pd.DataFrame(rows)
 
 
@@ -201,25 +228,29 @@ def _cross_fitted(blocks: BlockLog, held: np.ndarray, features: Sequence[str]) -
 
 
 def survival(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Share of an arm's blocks that accept at least k drafted tokens, k = 1..L, over the blocks of its own run (logged blocks
-    of an anchored log). Columns: arm, k, share, low, high, blocks.
+    """Share of an arm's blocks that accept at least k drafted tokens, k = 1..L, over the blocks of its own run (logged
+    blocks of an anchored log). Columns: arm, k, share, low, high, blocks.
     """
     rows, steps = [], np.arange(1, log.draft_len + 1)
     for k, arm in enumerate(log.arms):
         view = block_view(log, k if log.complete else None)
         reached = np.column_stack([view.accepted[:, k, None] >= steps, np.ones(view.n_blocks)])
         sums = request_sums(reached.astype(float), view.request_of, log.n_requests)
-        found = bootstrap_many({step: lambda s, i=step - 1: ratio(s[..., i], s[..., -1]) for step in steps.tolist()}, sums, strata=log.workload,
+        found = bootstrap_many({step: lambda s, i=step - 1: ratio(s[..., i], s[..., -1]) for step in steps.tolist()},
+                               sums, strata=log.workload,
                                rng=rng, n_resamples=n_resamples)
-        rows += [{"arm": arm, "k": step, "share": e.value, "low": e.low, "high": e.high, "blocks": view.n_blocks} for step, e in found.items()]
+        rows += [{"arm": arm, "k": step, "share": e.value, "low": e.low, "high": e.high,
+                  "blocks": view.n_blocks} for step, e in found.items()]
     return pd.DataFrame(rows)
 
 
 def who_wins(blocks: BlockLog) -> pd.DataFrame:
-    """Blocks per workload whose longest draft is one arm's alone, or shared ("tie"). Columns: workload, best, blocks."""
+    """Blocks per workload whose longest draft is one arm's alone, or shared ("tie"). Columns: workload, best, blocks.
+    """
     counts = blocks.emitted
     top = counts == counts.max(axis=1, keepdims=True)
     best = np.where(top.sum(axis=1) > 1, len(blocks.arms), top.argmax(axis=1))
     names = (*blocks.arms, "tie")
-    return pd.DataFrame([{"workload": workload, "best": name, "blocks": int(((best == k) & (blocks.workload_of == w)).sum())}
+    return pd.DataFrame([{"workload": workload, "best": name,
+                          "blocks": int(((best == k) & (blocks.workload_of == w)).sum())}
                          for w, workload in enumerate(blocks.workloads) for k, name in enumerate(names)])

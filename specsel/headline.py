@@ -1,7 +1,8 @@
 """Every headline figure of the study, measured on one log, as claims with intervals.
 
-The figures are those of the original study's section 3 and the exact versions by replay. What a log cannot give (replay figures of a
-block-anchored log, a selector where one cannot be fitted) is undefined with a reason. Nothing is printed or drawn here.
+The figures are those of the original study's section 3 and the exact versions by replay. What a log cannot give (replay
+figures of a block-anchored log, a selector where one cannot be fitted) is undefined with a reason. Nothing is printed
+or drawn here.
 """
 from __future__ import annotations
 
@@ -29,18 +30,22 @@ from specsel.redraft import (
 )
 from specsel.replay import fixed, oracle_block, oracle_dp, oracle_request
 from specsel.routing import context_length, one_arm, plain_decoding, redraft_plan, run_plan
-from specsel.selector import RATIOS, THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, leave_one_workload_out
+from specsel.selector import THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, leave_one_workload_out
 from specsel.statistics import Estimate, Statistic, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
-UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "break_even_rho": "ratio", "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
-         "block_efficiency": "tokens/block", "mean_accepted": "tokens/block", "workload_oracle_efficiency": "tokens/block",
+UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "break_even_rho": "ratio",
+         "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
+         "block_efficiency": "tokens/block", "mean_accepted": "tokens/block",
+         "workload_oracle_efficiency": "tokens/block",
          "best_fixed_efficiency": "tokens/block", "mean_best": "tokens/block", "mean_dominant": "tokens/block"}
 
 
 @dataclass
 class _Collector:
-    """Claims of one log, all with the same label, origin and resampling; statistics are queued and resampled together at the end."""
+    """Claims of one log, all with the same label, origin and resampling; statistics are queued and resampled together
+    at the end.
+    """
 
     log: PositionLog
     rng: np.random.Generator
@@ -49,13 +54,15 @@ class _Collector:
     claims: list[Claim] = field(default_factory=list)
     queued: list[_Queued] = field(default_factory=list)
 
-    def add(self, name: str, value: Any, function: str, *, headline: bool = True, reason: str = "", n: int | None = None) -> None:
+    def add(self, name: str, value: Any, function: str, *, headline: bool = True, reason: str = "",
+            n: int | None = None) -> None:
         """One claim; an Estimate without interval is no headline and carries its reason."""
         unit = "" if isinstance(value, str) else UNITS.get(name.partition(":")[0], "fraction")
         shown = headline and getattr(value, "low", None) is not None
         if isinstance(value, Estimate) and value.low is None and not reason:
             reason = value.method
-        self.claims.append(make_claim(name, value, label=self.log.label, unit=unit, function=function, headline=shown, reason=reason, n=n,
+        self.claims.append(make_claim(name, value, label=self.log.label, unit=unit, function=function, headline=shown,
+                                      reason=reason, n=n,
                                       origin={"run": self.log.run, "log_sha256": self.log.sha256}))
 
     def queue(self, statistics: Mapping[str, Statistic], totals: np.ndarray, function: str, **options: Any) -> None:
@@ -75,11 +82,13 @@ class _Collector:
                     within[name] = part.within
             split += part.statistics if part.split else []
             width += flat[-1].shape[1]
-        found = bootstrap_many(statistics, np.concatenate(flat, axis=1), strata=self.log.workload, rng=self.rng, n_resamples=self.n_resamples,
+        found = bootstrap_many(statistics, np.concatenate(flat, axis=1), strata=self.log.workload, rng=self.rng,
+                               n_resamples=self.n_resamples,
                                level=self.level, columns=columns, within=within, split=split)
         for part in self.queued:
             for name in part.statistics:
-                e, reason = found[name], part.undefined or UNDEFINED.get(name.partition(":")[0].removesuffix("_accepted"))
+                e, reason = found[name], part.undefined or UNDEFINED.get(
+                    name.partition(":")[0].removesuffix("_accepted"))
                 self.add(name, replace(e, method=reason) if e.value is None and reason else e, part.function)
 
 
@@ -97,8 +106,8 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
              dominant: int | None = None, costs: Costs | None = None) -> list[Claim]:
     """All headline claims of a log; every number has an interval from resampled requests, or says why not.
 
-    dominant: the arm that drafts first (default: the one that needs the fewest blocks, or the logged path of an anchored log).
-    costs: measured seconds; with them also rho per arm, alpha, and modelled speeds.
+    dominant: the arm that drafts first (default: the one that needs the fewest blocks, or the logged path of an
+    anchored log). costs: measured seconds; with them also rho per arm, alpha, and modelled speeds.
     """
     blocks = dominant_blocks(log) if dominant is None else block_view(log, dominant)
     made = _Collector(log, rng, n_resamples, level)
@@ -113,8 +122,10 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
         if costs is not None:
             _cost_claims(made, blocks, table, costs)
     else:
-        for name in ("workload_headroom", "oracle_dp_headroom", "oracle_block_headroom", "oracle_request_headroom", "redraft_replay_gain"):
-            made.add(name, None, "replay", reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
+        for name in ("workload_headroom", "oracle_dp_headroom", "oracle_block_headroom", "oracle_request_headroom",
+                     "redraft_replay_gain"):
+            made.add(name, None, "replay",
+                     reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
     made.finish()
     return sorted(made.claims, key=lambda claim: ":" in claim.name)
 
@@ -122,14 +133,15 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
 def to_json(claims: Iterable[Claim]) -> dict[str, list[dict[str, Any]]]:
     """The object that `specsel headline --json` prints."""
     keys = ("name", "value", "unit", "label", "low", "high", "level", "n", "method")
-    return {"claims": [{key: c.to_dict()[key] for key in keys} | {"method": c.method or f"none: {c.reason or 'a sentence'}"} for c in claims]}
+    return {"claims": [{key: c.to_dict()[key] for key in keys} | {"method": c.method
+        or f"none: {c.reason or 'a sentence'}"} for c in claims]}
 
 
 # ---- figures of the block view
 
 
 def _block_claims(made: _Collector, blocks: BlockLog) -> None:
-    """Oracle gap with and without the bonus, per workload, by block resampling, and the workload headroom over the logged blocks."""
+    """Oracle gap (with, without bonus, per workload, blocks resampled); workload headroom over the logged blocks."""
     none = np.zeros(blocks.n_blocks, dtype=bool)
     sums = redraft_sums(blocks, none)
     made.queue({"oracle_gap": oracle_gap, "mean_dominant": lambda s: ratio(s[..., BASE], s[..., BLOCKS]),
@@ -141,9 +153,15 @@ def _block_claims(made: _Collector, blocks: BlockLog) -> None:
     rows = np.stack([counts.max(axis=1), counts[:, first_arm(blocks)]], axis=1)
     by_rows = bootstrap_rows(lambda s: ratio(s[..., 0], s[..., 1]) - 1, rows, strata=blocks.workload_of, rng=made.rng,
                              n_resamples=made.n_resamples, level=made.level)
-    made.add("oracle_gap_by_blocks", replace(by_rows, method=f"{by_rows.method}, blocks resampled (too narrow)"), "bootstrap_rows", headline=False)
-    made.queue({"workload_headroom_on_path": lambda s: ratio(s.max(axis=-1).sum(axis=-1), s.sum(axis=-2).max(axis=-1)) - 1},
+    made.add("oracle_gap_by_blocks", replace(by_rows, method=f"{by_rows.method}, blocks resampled (too narrow)"),
+             "bootstrap_rows", headline=False)
+    made.queue({"workload_headroom_on_path": _headroom_on_path},
                request_sums(counts, blocks.request_of, len(blocks.requests)), "oracle_gap", split=True)
+
+
+def _headroom_on_path(sums: np.ndarray) -> np.ndarray:
+    """Tokens of the best arm of each workload over those of the best arm of all, - 1; sums (..., W, K)."""
+    return ratio(sums.max(axis=-1).sum(axis=-1), sums.sum(axis=-2).max(axis=-1)) - 1
 
 
 # ---- figures of the selector
@@ -155,14 +173,16 @@ def _selector_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> No
         if name != "oracle_gap":
             made.add(name, estimate, "leave_one_workload_out")
     if table.fitted.any():
-        made.queue({"capture_accepted": capture, "token_gain_accepted": token_gain}, redraft_sums(blocks, table.redraft, count="accepted"),
+        made.queue({"capture_accepted": capture, "token_gain_accepted": token_gain},
+                   redraft_sums(blocks, table.redraft, count="accepted"),
                    "leave_one_workload_out", within=_fitted(blocks, table))
     for row in table.rows:
         for name, estimate in row.estimates.items():
             if name != "oracle_gap":
                 made.add(f"{name}:{row.workload}", estimate, "leave_one_workload_out")
         chosen = row.selector
-        made.add(f"threshold:{row.workload}", chosen and chosen.threshold, "fit_selector", headline=False, n=chosen and chosen.trained_on["requests"],
+        made.add(f"threshold:{row.workload}", chosen and chosen.threshold, "fit_selector", headline=False,
+                 n=chosen and chosen.trained_on["requests"],
                  reason="chosen on the training workloads, not estimated" if chosen else f"undefined: {row.reason}")
         made.add(f"verdict:{row.workload}", row.verdict, "leave_one_workload_out", n=row.requests)
 
@@ -173,18 +193,21 @@ def _fitted(blocks: BlockLog, table: LowoTable) -> list[int]:
 
 
 def _break_even_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
-    """The published model with the measured gap, capture and rate: break-even rho, largest alpha, and the table over rho."""
+    """The published model with measured gap, capture and rate: break-even rho, largest alpha, the table over rho."""
     whole = frontier_sums(blocks, np.zeros(blocks.n_blocks), (0.0,))
     made.queue({f"best_of_n:{rho}": lambda s, rho=rho: _all_speed(s, rho) for rho in RHOS}, whole, "best_of_n")
     if not table.fitted.any():
-        for name in ("break_even_rho", "max_alpha", *(f"{what}:{rho}" for what in ("best_selector", "margin") for rho in RHOS)):
+        for name in ("break_even_rho", "max_alpha",
+                     *(f"{what}:{rho}" for what in ("best_selector", "margin") for rho in RHOS)):
             made.add(name, None, "break_even_rho", reason="undefined: not fitted for any workload")
         return
     within = _fitted(blocks, table)
     nothing = "undefined: nothing is redrafted"
     always = nothing if not table.redraft.any() else "undefined: redrafting pays at every drafter cost"
-    made.queue({"break_even_rho": lambda s: break_even_rhos(token_gain(s), redraft_rate(s))}, table.sums, "break_even_rho", within=within, undefined=always)
-    made.queue({"max_alpha": lambda s: ratio(token_gain(s), redraft_rate(s))}, table.sums, "max_alpha", within=within, undefined=nothing)
+    made.queue({"break_even_rho": lambda s: break_even_rhos(token_gain(s), redraft_rate(s))}, table.sums,
+               "break_even_rho", within=within, undefined=always)
+    made.queue({"max_alpha": lambda s: ratio(token_gain(s), redraft_rate(s))}, table.sums, "max_alpha", within=within,
+               undefined=nothing)
     made.queue({f"best_selector:{rho}": lambda s, rho=rho: _best_speed(s, rho) for rho in RHOS}
                | {f"margin:{rho}": lambda s, rho=rho: _best_speed(s, rho) / _all_speed(s, rho) - 1 for rho in RHOS},
                frontier_sums(blocks, table.probability, (0.0, *THRESHOLDS, 1.01)), "best_selector", within=within)
@@ -204,24 +227,28 @@ def _all_speed(sums: np.ndarray, rho: float) -> np.ndarray:
 
 
 def _replay_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
-    """Headrooms of the oracles, block efficiency of every arm, best arms, and the selector as a policy on held-out workloads."""
+    """Headrooms of the oracles, block efficiency of every arm, best arms, the selector as a policy when held out."""
     log, n = made.log, made.log.n_arms
     arms = np.stack([fixed(log, k).blocks for k in range(n)], axis=1)  # (R, K) blocks
     oracles = {"oracle_dp": oracle_dp(log), "oracle_block": oracle_block(log), "oracle_request": oracle_request(log)}
     totals = np.column_stack([arms, np.diff(log.starts), *(run.blocks for run in oracles.values())]).astype(float)
     made.queue({"workload_headroom": lambda s: ratio(_best_fixed(s, n), _best_each(s, n)) - 1,
-                "workload_oracle_efficiency": lambda s: ratio(s[..., n].sum(axis=-1), _best_each(s, n))}, totals, "oracle_workload", split=True)
+                "workload_oracle_efficiency": lambda s: ratio(s[..., n].sum(axis=-1), _best_each(s, n))}, totals,
+                "oracle_workload", split=True)
     made.queue({"best_fixed_efficiency": lambda s: ratio(s[..., n], s[..., :n].min(axis=-1)),
-                **{f"{name}_headroom": lambda s, i=n + 1 + i: ratio(s[..., :n].min(axis=-1), s[..., i]) - 1 for i, name in enumerate(oracles)},
-                **{f"block_efficiency:{arm}": lambda s, k=k: ratio(s[..., n], s[..., k]) for k, arm in enumerate(log.arms)}}, totals, "headroom")
+                **{f"{name}_headroom": lambda s, i=n + 1 + i: ratio(s[..., :n].min(axis=-1), s[..., i]) - 1
+                   for i, name in enumerate(oracles)},
+                **{f"block_efficiency:{arm}": lambda s, k=k: ratio(s[..., n], s[..., k])
+                   for k, arm in enumerate(log.arms)}}, totals, "headroom")
     for w, name in enumerate(log.workloads):
         mine = log.workload == w
-        made.add(f"best_arm:{name}", log.arms[int(arms[mine].sum(axis=0).argmin())], "oracle_workload", n=int(mine.sum()))
+        made.add(f"best_arm:{name}", log.arms[int(arms[mine].sum(axis=0).argmin())], "oracle_workload",
+                 n=int(mine.sum()))
     if not table.fitted.any():
         return made.add("redraft_replay_gain", None, "run_plan", reason="undefined: not fitted for any workload")
     run = run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft")
-    made.queue({"redraft_replay_gain": lambda s: ratio(s[..., 1], s[..., 0]) - 1}, np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1),
-               "run_plan", within=_fitted(blocks, table))
+    made.queue({"redraft_replay_gain": lambda s: ratio(s[..., 1], s[..., 0]) - 1},
+               np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1), "run_plan", within=_fitted(blocks, table))
 
 
 def _best_fixed(sums: np.ndarray, n_arms: int) -> np.ndarray:
@@ -243,20 +270,23 @@ def _arm_table(made: _Collector) -> None:
         sums = request_sums(columns, view.request_of, log.n_requests)
         for w, workload in enumerate(log.workloads):
             made.queue({f"mean_accepted:{workload}:{arm}": lambda s: ratio(s[..., 0], s[..., 2]),
-                        f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2])}, sums, "summary", within=[w])
+                        f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2])}, sums, "summary",
+                        within=[w])
 
 
 def _cost_claims(made: _Collector, blocks: BlockLog, table: LowoTable, costs: Costs) -> None:
-    """Measured rho per arm and alpha, and modelled speeds over always the dominant arm: plain decoding, every arm, the selector."""
+    """Measured rho per arm and alpha; modelled speeds of plain decoding, arms and selector over the dominant arm."""
     log = made.log
     context = float(np.median(context_length(log)))
-    why = f"median of repeated timings at {context:.0f} tokens of context, on the machine of the timings; quartiles in the table of costs"
+    why = f"median of repeated timings at {context:.0f} tokens of context, on the machine of the timings"
     for arm in costs.arms:
         made.add(f"rho:{arm}", costs.rho(arm, log.draft_len, context), "Costs.rho", headline=False, reason=why)
     made.add("alpha_union", costs.alpha(log.draft_len, context), "Costs.alpha", headline=False, reason=why)
-    runs = {"plain decoding": plain_decoding(log, costs), **{f"always {arm}": run_plan(log, one_arm(log, k), name=arm, costs=costs)
-                                                             for k, arm in enumerate(log.arms)},
-            "redraft": run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft", costs=costs)}
+    plans = {f"always {arm}": one_arm(log, k) for k, arm in enumerate(log.arms)}
+    plans["redraft"] = redraft_plan(log, first_arm(blocks), table.redraft_at(log))
+    runs = {"plain decoding": plain_decoding(log, costs),
+            **{name: run_plan(log, plan, name=name, costs=costs) for name, plan in plans.items()}}
     base = runs[f"always {blocks.path_arm}"].time_s
     for name, run in runs.items():
-        made.queue({f"speed:{name}": lambda s: ratio(s[..., 1], s[..., 0])}, np.stack([run.time_s, base], axis=1), "run_plan")
+        made.queue({f"speed:{name}": lambda s: ratio(s[..., 1], s[..., 0])}, np.stack([run.time_s, base], axis=1),
+                   "run_plan")

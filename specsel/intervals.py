@@ -1,7 +1,7 @@
 """Many intervals from one set of resamples: all statistics of a log see the same requests, so all of them are paired.
 
-Equal, draw by draw, to `specsel.statistics.bootstrap_requests` for each statistic alone; what differs is the time, because drawing
-is most of it. Not handled here: what a statistic means.
+Equal, draw by draw, to `specsel.statistics.bootstrap_requests` for each statistic alone; what differs is the time,
+because drawing is most of it. Not handled here: what a statistic means.
 """
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from specsel import statistics as st
 from specsel.statistics import Estimate, Statistic
 
 
-def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray, *, strata: np.ndarray | None, rng: np.random.Generator,
+def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray, *, strata: np.ndarray | None,
+                   rng: np.random.Generator,
                    n_resamples: int = 10_000, level: float = 0.95, columns: Mapping[Hashable, Any] | None = None,
                    within: Mapping[Hashable, Iterable[int]] | None = None, split: Iterable[Hashable] = (),
                    null: Mapping[Hashable, float] | None = None) -> dict[Hashable, Estimate]:
     """One Estimate per statistic of per-request sums (R, *S); each maps sums (..., *S) to (...).
 
-    strata (R,) are integers, None is one stratum. By name: columns, the index into S that a statistic sees; within, the strata that
-    it is about (default: all; its n counts their requests); split, statistics that get the sums of each stratum, (..., strata, *S);
-    null, the value against which a two-sided bootstrap p-value is given. Where every stratum holds one request, requests are drawn
-    from all of them together and the method says so.
+    strata (R,) are integers, None is one stratum. By name: columns, the index into S that a statistic sees; within, the
+    strata that it is about (default: all; its n counts their requests); split, statistics that get the sums of each
+    stratum, (..., strata, *S); null, the value against which a two-sided bootstrap p-value is given. Where every
+    stratum holds one request, requests are drawn from all of them together and the method says so.
     """
     totals = np.asarray(totals, dtype=float)
     labels, codes = np.unique(np.zeros(len(totals), dtype=int) if strata is None else strata, return_inverse=True)
@@ -37,7 +38,8 @@ def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray,
     for name, statistic in statistics.items():
         used = np.isin(labels, list(within[name])) if within and name in within else np.ones(len(labels), dtype=bool)
         rows, at = used[codes], _index((columns or {}).get(name, Ellipsis))
-        values, drawn, group = totals[at][rows], sums[:, :, *at[1:]][:, used], codes[rows]  # slice columns first: a view
+        # slice columns first: a view
+        values, drawn, group = totals[at][rows], sums[:, :, *at[1:]][:, used], codes[rows]
         if name in split:
             values = _spread(values, np.unique(group, return_inverse=True)[1], int(used.sum()))
         else:
@@ -60,7 +62,8 @@ def _spread(values: np.ndarray, codes: np.ndarray, n: int) -> np.ndarray:
     return out
 
 
-def _stratum_sums(totals: np.ndarray, codes: np.ndarray, n_strata: int, merged: bool, rng: np.random.Generator, n_resamples: int) -> np.ndarray:
+def _stratum_sums(totals: np.ndarray, codes: np.ndarray, n_strata: int, merged: bool, rng: np.random.Generator,
+                  n_resamples: int) -> np.ndarray:
     """(n_resamples, strata, *S) sums over requests that are drawn with replacement within every stratum."""
     flat = totals.reshape(len(totals), math.prod(totals.shape[1:]))
     strata = [np.flatnonzero(codes == g) for g in range(n_strata)]
@@ -74,7 +77,8 @@ def _stratum_sums(totals: np.ndarray, codes: np.ndarray, n_strata: int, merged: 
     return out.reshape(n_resamples, n_strata, *totals.shape[1:])
 
 
-def _estimate(statistic: Statistic, totals: np.ndarray, sums: np.ndarray, codes: np.ndarray, frame: dict, null: float | None) -> Estimate:
+def _estimate(statistic: Statistic, totals: np.ndarray, sums: np.ndarray, codes: np.ndarray, frame: dict,
+              null: float | None) -> Estimate:
     """One statistic of sums (n_resamples, *S) that are there already."""
     frame = {**frame, "n": len(totals)}
     with np.errstate(all="ignore"):

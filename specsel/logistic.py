@@ -1,7 +1,8 @@
 """The logistic redraft selector itself: features, fit, threshold choice, and the JSON file that holds one.
 
-Features are statistics of the dominant arm's draft, the label is "another arm emits more". Whoever fits says which blocks may be
-seen; nothing else is looked at. Not handled here: how well a selector does on other workloads (`specsel.selector`).
+Features are statistics of the dominant arm's draft, the label is "another arm emits more". Whoever fits says which
+blocks may be seen; nothing else is looked at. Not handled here: how well a selector does on other workloads
+(`specsel.selector`).
 """
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from specsel.redraft import first_arm, gains
 
 MAX_ROWS = 200_000  # training blocks of one fit, thinned evenly; the learning curve is flat long before
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
-CRITERION = ("highest mean of capture - redraft rate (height above random redrafting) over the training workloads, each judged by "
-             "a model that has not seen it; ties go to the highest threshold")
+CRITERION = ("highest mean of capture - redraft rate (height above random redrafting) over the training workloads, "
+             "each judged by a model that has not seen it; ties go to the highest threshold")
 
 
 class NotFitted(SpecselError):
@@ -58,7 +59,8 @@ class Selector:
 
     def save(self, path: str | Path) -> None:
         """Write the selector as readable JSON."""
-        text = json.dumps({"schema": 1, "kind": "redraft selector", **asdict(self), "criterion": CRITERION}, indent=1, allow_nan=False)
+        text = json.dumps({"schema": 1, "kind": "redraft selector", **asdict(self), "criterion": CRITERION}, indent=1,
+                          allow_nan=False)
         write_bytes_atomically(path, text.encode() + b"\n")
 
     @classmethod
@@ -69,7 +71,8 @@ class Selector:
             data = json.loads(Path(path).read_text("utf-8"))
             kind = data.pop("kind", None), data.pop("schema", None)
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise SpecselError(f"{path}: is no readable selector ({error}); make one with `specsel selector fit`") from None
+            raise SpecselError(f"{path}: is no readable selector ({error}); "
+                               "make one with `specsel selector fit`") from None
         data.pop("criterion", None)
         if kind != ("redraft selector", 1) or set(data) != set(cls.__dataclass_fields__):
             raise SpecselError(f"{path}: is no redraft selector of schema 1; make one with `specsel selector fit`")
@@ -97,9 +100,9 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
                  thresholds: Sequence[float] = THRESHOLDS, trained_on: Mapping[str, Any] | None = None) -> Selector:
     """Fit model and threshold on the blocks of `train` (B,) bool, and on nothing else.
 
-    Missing values become training means plus an indicator. The threshold follows `CRITERION` in an inner leave-one-workload-out
-    loop (five folds of requests where one workload, or no scorable one, is left).
-    Raises NotFitted when the training blocks hold one class or no value of any feature.
+    Missing values become training means plus an indicator. The threshold follows `CRITERION` in an inner
+    leave-one-workload-out loop (five folds of requests where one workload, or no scorable one, is left). Raises
+    NotFitted when the training blocks hold one class or no value of any feature.
     """
     train = np.ones(blocks.n_blocks, dtype=bool) if train is None else train
     model = fit_model(blocks, train, features)
@@ -112,13 +115,15 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
                     search=tuple(search), trained_on=trained)
 
 
-def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str], weights: np.ndarray | None = None) -> dict[str, Any]:
+def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str],
+              weights: np.ndarray | None = None) -> dict[str, Any]:
     """Fill values, scaler and coefficients from the training rows; weights (B,) count each block."""
     rows = np.flatnonzero(train)
     rows = rows[::max(1, -(-len(rows) // MAX_ROWS))]
     x, label = feature_matrix(blocks.stats, first_arm(blocks), features)[rows], gains(blocks)[rows] > 0
     if label.all() or not label.any():
-        raise NotFitted("not fitted: one class (the training blocks are " + ("all" if label.any() else "never") + " worth a redraft)")
+        raise NotFitted("not fitted: one class (the training blocks are " + ("all" if label.any()
+            else "never") + " worth a redraft)")
     if np.isnan(x).all():
         raise NotFitted(f"not fitted: '{blocks.path_arm}' has no value of {', '.join(features)} in the training blocks")
     weights = None if weights is None else weights[rows]
@@ -131,37 +136,43 @@ def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str], weig
 
 
 def folds(blocks: BlockLog, train: np.ndarray) -> Iterator[np.ndarray]:
-    """Groupings (B,) of the training blocks for inner loops: by workload if there are two, then by request into five folds."""
+    """Groupings (B,) of the training blocks for inner loops: by workload if there are two, then by request into five
+    folds.
+    """
     if len(np.unique(blocks.workload_of[train])) > 1:
         yield blocks.workload_of
     yield blocks.request_of % 5
 
 
-def _threshold_search(blocks: BlockLog, train: np.ndarray, features: Sequence[str], thresholds: Sequence[float]) -> list[tuple[float, float]]:
+def _threshold_search(blocks: BlockLog, train: np.ndarray, features: Sequence[str],
+                      thresholds: Sequence[float]) -> list[tuple[float, float]]:
     """(threshold, mean over folds of capture - redraft rate), from the training blocks alone."""
     gain = gains(blocks)
     for groups in folds(blocks, train):
         scores = []
         for group in np.unique(groups[train]):
             held = train & (groups == group)
-            if gain[held].sum() > 0 and (probability := out_of_fold(blocks, train & (groups != group), held, features)) is not None:
+            if gain[held].sum() > 0 and (probability := out_of_fold(blocks, train & (groups != group), held,
+                features)) is not None:
                 scores.append(_heights(probability, gain[held], thresholds))
         if scores:
-            return list(zip(map(float, thresholds), np.mean(scores, axis=0).tolist()))
-    raise NotFitted("not fitted: no fold of the training blocks can judge a threshold (no gain, or one class without it)")
+            return list(zip(map(float, thresholds), np.mean(scores, axis=0).tolist(), strict=True))
+    raise NotFitted("not fitted: no fold of the training blocks can judge a threshold (no gain, or one class)")
 
 
 def _heights(probability: np.ndarray, gain: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
     """(T,) capture - redraft rate of redrafting where probability >= threshold."""
     order = np.argsort(thresholds, kind="stable")
     passed = np.searchsorted(np.asarray(thresholds)[order], probability, side="right")
-    taken, chosen = (np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:] for w in (gain, None))
+    taken, chosen = (np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:] for w in (gain,
+        None))
     found = np.empty(len(order))
     found[order] = taken / gain.sum() - chosen / len(gain)
     return found
 
 
-def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Sequence[str] = STATS) -> np.ndarray | None:
+def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray,
+                features: Sequence[str] = STATS) -> np.ndarray | None:
     """Probabilities on the held rows of a model fitted on the training rows, None where that cannot be fitted."""
     try:
         model = fit_model(blocks, train, features)

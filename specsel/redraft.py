@@ -1,7 +1,8 @@
 """What a redraft gains: per-request sums over the blocks of the dominant arm, and the ratios of them.
 
-Let a_d be the dominant arm's count on a block and M the largest count of any arm (original study, section 4). Everything is a
-ratio of per-request sums, so that requests can be resampled. Not handled here: who decides on a redraft (`specsel.selector`).
+Let a_d be the dominant arm's count on a block and M the largest count of any arm (original study, section 4).
+Everything is a ratio of per-request sums, so that requests can be resampled. Not handled here: who decides on a redraft
+(`specsel.selector`).
 """
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
 
 
 def dominant_blocks(log: PositionLog) -> BlockLog:
-    """The blocks of the dominant arm: the arm that needs the fewest blocks (lowest index on ties), or the only logged path."""
+    """The blocks of the dominant arm: the arm that needs the fewest blocks (lowest index on ties), or the only logged
+    path.
+    """
     if not log.complete:
         return block_view(log)
     views = [block_view(log, arm) for arm in range(log.n_arms)]
@@ -24,7 +27,7 @@ def dominant_blocks(log: PositionLog) -> BlockLog:
 def first_arm(blocks: BlockLog) -> int:
     """Index of the arm whose blocks these are."""
     if blocks.path_arm not in blocks.arms:
-        raise SpecselError("these blocks belong to no single arm, so no arm drafts first; name one: block_view(log, arm)")
+        raise SpecselError("these blocks belong to no single arm, so none drafts first; name one: block_view(log, arm)")
     return blocks.arms.index(blocks.path_arm)
 
 

@@ -1,8 +1,9 @@
 """Routing before drafting, redrafting after it, and both, under exact replay with modelled time.
 
-A router sees what is free before drafting: context of the target, position, and what each arm had accepted when it last ran in
-this request. It predicts every arm's accepted count and sends the block to the highest. Every decision is a set of arms that run
-on a block; the best of their drafts is committed. Not handled here: block-anchored logs, intervals, charts.
+A router sees what is free before drafting: context of the target, position, and what each arm had accepted when it last
+ran in this request. It predicts every arm's accepted count and sends the block to the highest. Every decision is a set
+of arms that run on a block; the best of their drafts is committed. Not handled here: block-anchored logs, intervals,
+charts.
 """
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from sklearn.preprocessing import StandardScaler
 from specsel.breakeven import Costs
 from specsel.intervals import bootstrap_many
 from specsel.log import PositionLog, SpecselError, block_view, require_complete
+from specsel.logistic import NotFitted, Selector, fit_selector
 from specsel.redraft import dominant_blocks
 from specsel.replay import Replay, oracle_dp
-from specsel.logistic import NotFitted, Selector, fit_selector
 from specsel.statistics import ratio, request_sums
 
 KINDS = ("logistic", "boosting")
@@ -44,9 +45,11 @@ def redraft_plan(log: PositionLog, arm: int, redraft: np.ndarray) -> np.ndarray:
 
 
 def run_plan(log: PositionLog, ran: np.ndarray, *, name: str, costs: Costs | None = None) -> Replay:
-    """Exact replay of a plan: at each block the planned arms draft, and the draft with the most accepted tokens is committed.
+    """Exact replay of a plan: at each block the planned arms draft, and the draft with the most accepted tokens is
+    committed.
 
-    Here `pulls` counts drafts, so it exceeds blocks where several arms ran. Ends are cut exactly; nothing is approximated.
+    Here `pulls` counts drafts, so it exceeds blocks where several arms ran. Ends are cut exactly; nothing is
+    approximated.
     """
     require_complete(log)
     rows = _walk(log, lambda row: np.where(ran[row], log.accepted[row], -1).max(axis=1))
@@ -56,7 +59,8 @@ def run_plan(log: PositionLog, ran: np.ndarray, *, name: str, costs: Costs | Non
 def plain_decoding(log: PositionLog, costs: Costs | None = None) -> Replay:
     """The target alone, one token per pass: the row that every speed table needs."""
     require_complete(log)
-    return _replay(log, np.arange(log.n_positions), np.zeros((log.n_positions, log.n_arms), dtype=bool), "plain decoding", costs)
+    return _replay(log, np.arange(log.n_positions), np.zeros((log.n_positions, log.n_arms), dtype=bool),
+                   "plain decoding", costs)
 
 
 def _walk(log: PositionLog, accepted: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -76,14 +80,17 @@ def _replay(log: PositionLog, rows: np.ndarray, ran: np.ndarray, name: str, cost
     emitted = np.minimum(accepted.max(axis=1) + 1, log.remaining[rows])
     totals = request_sums(np.column_stack([np.ones(len(rows)), emitted, ran]), request, log.n_requests).astype(np.int64)
     time_s = None if costs is None else request_sums(_seconds(log, rows, request, ran, costs), request, log.n_requests)
-    return Replay(name, "full", totals[:, 0], totals[:, 1], totals[:, 2:], log.workload, log.workloads, log.arms, time_s)
+    return Replay(name, "full", totals[:, 0], totals[:, 1], totals[:, 2:], log.workload, log.workloads, log.arms,
+                  time_s)
 
 
 def _seconds(log: PositionLog, rows: np.ndarray, request: np.ndarray, ran: np.ndarray, costs: Costs) -> np.ndarray:
-    """(B,) modelled seconds; the union of drafts is verified at once, and accepted tokens that drafts share are one row.
+    """(B,) modelled seconds; the union of drafts is verified at once, and accepted tokens that drafts share are one
+    row.
 
-    Drafts may share rejected tokens too, so the number of rows is an upper bound; one draft is exact. An arm that sat out the
-    block before has to catch up. A composite arm without timings of its own costs what its parts cost, and nothing twice.
+    Drafts may share rejected tokens too, so the number of rows is an upper bound; one draft is exact. An arm that sat
+    out the block before has to catch up. A composite arm without timings of its own costs what its parts cost, and
+    nothing twice.
     """
     drafted, verified = _parts(log, rows, ran, costs)
     accepted = np.where(verified, log.accepted[rows], 0)
@@ -147,7 +154,7 @@ def free_features(log: PositionLog) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 class _Memory:
-    """What a request remembers of each arm: the share of L accepted when it last ran, and how many blocks ago that was."""
+    """What a request remembers of each arm: the share of L accepted when it last ran, and how many blocks ago."""
 
     def __init__(self, log: PositionLog):
         self.log, (self.names, self.free) = log, free_features(log)
@@ -164,10 +171,11 @@ class _Memory:
         self.age[request] = np.where(ran, 0, self.age[request] + 1)
 
 
-def roam(log: PositionLog, choose: Callable[[np.ndarray], np.ndarray], *, again: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Walk through all requests at once; choose maps features (n, F) to arms (n,); again (N, K): redraft if this arm drafted here.
+def roam(log: PositionLog, choose: Callable[[np.ndarray], np.ndarray], *,
+         again: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Walk through all requests at once: rows of the blocks (B,), arms that ran (B, K), features seen (B, F).
 
-    Returns the rows of the blocks (B,), the arms that ran (B, K) and the features seen (B, F), in the order of the rows.
+    choose maps features (n, F) to arms (n,); again (N, K) says where all arms run after this one has drafted.
     """
     memory, request_of, seen = _Memory(log), log.request_of, []
 
@@ -188,10 +196,10 @@ def roam(log: PositionLog, choose: Callable[[np.ndarray], np.ndarray], *, again:
 
 
 def fit_router(log: PositionLog, *, kind: str, rng: np.random.Generator, rounds: int = 2) -> Router:
-    """Fit on a log of the training workloads: first on blocks of uniformly random arms, then also on the router's own blocks.
+    """Fit on a log of the training workloads: on blocks of uniformly random arms, then also on the router's own.
 
-    "logistic": one binomial logistic regression of accepted / L per arm (missing values: mean and indicator). "boosting":
-    histogram gradient boosting of the accepted count per arm.
+    "logistic": one binomial logistic regression of accepted / L per arm (missing values: mean and indicator).
+    "boosting": histogram gradient boosting of the accepted count per arm.
     """
     if kind not in KINDS:
         raise SpecselError(f"router kind '{kind}' does not exist; choose {' or '.join(KINDS)}")
@@ -217,10 +225,12 @@ def _fit_arm(kind: str, x: np.ndarray, log: PositionLog, rows: np.ndarray, arm: 
     if not len(accepted) or accepted.min() == accepted.max():
         return float(accepted[0]) if len(accepted) else 0.0
     if kind == "boosting":
-        model = HistGradientBoostingRegressor(max_iter=60, max_leaf_nodes=15, learning_rate=0.1, early_stopping=False, random_state=0)
+        model = HistGradientBoostingRegressor(max_iter=60, max_leaf_nodes=15, learning_rate=0.1, early_stopping=False,
+                                              random_state=0)
         return model.fit(x[asked], accepted)
     share = accepted / log.draft_len
-    model = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler(), LogisticRegression(max_iter=1000))
+    model = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler(),
+                          LogisticRegression(max_iter=1000))
     return model.fit(np.concatenate([x[asked], x[asked]]), np.repeat([1, 0], len(share)),
                      logisticregression__sample_weight=np.concatenate([share, 1 - share]))
 
@@ -228,28 +238,32 @@ def _fit_arm(kind: str, x: np.ndarray, log: PositionLog, rows: np.ndarray, arm: 
 # ---- the comparison: who decides, before or after drafting?
 
 
-def decision_runs(log: PositionLog, *, rng: np.random.Generator, costs: Costs | None = None, kinds: Sequence[str] = KINDS) -> dict[str, Replay]:
-    """Every decision on held-out workloads: fixed arms, redrafting, routing, both, all arms always, and the best possible sequence.
+def decision_runs(log: PositionLog, *, rng: np.random.Generator, costs: Costs | None = None,
+                  kinds: Sequence[str] = KINDS) -> dict[str, Replay]:
+    """Every decision on held-out workloads: fixed arms, redrafting, routing, both, all arms, and the best sequence.
 
-    Selectors and routers are trained on the other workloads; where one cannot be fitted the dominant arm runs alone. With costs
-    a router also runs "for time": it maximises expected tokens - rate x seconds, the rate of the best arm in training.
+    Selectors and routers are trained on the other workloads; where one cannot be fitted the dominant arm runs alone.
+    With costs a router also runs "for time": it maximises expected tokens - rate x seconds, the rate of the best arm in
+    training.
     """
     dominant = log.arms.index(dominant_blocks(log).path_arm)
     again, routers = _held_out_decisions(log, rng, kinds)
-    found = {f"always {arm}": run_plan(log, one_arm(log, k), name=f"always {arm}", costs=costs) for k, arm in enumerate(log.arms)}
+    found = {f"always {arm}": run_plan(log, one_arm(log, k), name=f"always {arm}", costs=costs)
+             for k, arm in enumerate(log.arms)}
     found["redraft"] = run_plan(log, redraft_plan(log, dominant, again[:, dominant]), name="redraft", costs=costs)
     for kind in kinds:
-        found[f"route ({kind})"] = _routed(log, routers[kind], dominant, f"route ({kind})", costs)
-        found[f"route ({kind}) + redraft"] = _routed(log, routers[kind], dominant, f"route ({kind}) + redraft", costs, again=again)
+        ways = {f"route ({kind})": {}, f"route ({kind}) + redraft": {"again": again}}
         if costs is not None:
-            found[f"route ({kind}) for time"] = _routed(log, routers[kind], dominant, f"route ({kind}) for time", costs, priced=True)
+            ways[f"route ({kind}) for time"] = {"priced": True}
+        found |= {name: _routed(log, routers[kind], dominant, name, costs, **way) for name, way in ways.items()}
     every = np.broadcast_to(True, (log.n_positions, log.n_arms))
     found["all arms"] = run_plan(log, every, name="all arms", costs=costs)
     found["best sequence (hindsight)"] = oracle_dp(log)
     return found if costs is None else {"plain decoding": plain_decoding(log, costs)} | found
 
 
-def _held_out_decisions(log: PositionLog, rng: np.random.Generator, kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, list[Router | None]]]:
+def _held_out_decisions(log: PositionLog, rng: np.random.Generator,
+                        kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, list[Router | None]]]:
     """(N, K) redraft decisions after each arm's draft, and one router per kind and held-out workload."""
     again = np.zeros((log.n_positions, log.n_arms), dtype=bool)
     workload = log.workload[log.request_of]
@@ -260,9 +274,9 @@ def _held_out_decisions(log: PositionLog, rng: np.random.Generator, kinds: Seque
             if selector is not None:
                 at = workload == w
                 again[at, k] = selector.redraft({name: values[at] for name, values in log.stats.items()})
-    routers = {kind: [fit_router(log.select(log.workload != w), kind=kind, rng=rng) if (log.workload != w).any() else None
-                      for w in range(len(log.workloads))] for kind in kinds}
-    return again, routers
+    others = [log.select(log.workload != w) for w in range(len(log.workloads))]
+    return again, {kind: [fit_router(other, kind=kind, rng=rng) if other.n_requests else None for other in others]
+                   for kind in kinds}
 
 
 def _selector(blocks: Any, train: np.ndarray) -> Selector | None:
@@ -273,7 +287,7 @@ def _selector(blocks: Any, train: np.ndarray) -> Selector | None:
 
 
 def _prices(log: PositionLog, costs: Costs) -> np.ndarray:
-    """(K,) seconds of a block of each arm that always runs, in tokens: times the tokens per second of the fastest arm."""
+    """(K,) seconds of a block of each arm alone, in tokens: times the tokens per second of the fastest arm."""
     runs = [run_plan(log, one_arm(log, k), name=arm, costs=costs) for k, arm in enumerate(log.arms)]
     rate = max(run.emitted.sum() / run.time_s.sum() for run in runs)
     return rate * np.array([run.time_s.sum() / run.blocks.sum() for run in runs])
@@ -291,32 +305,36 @@ def _routed(log: PositionLog, routers: list[Router | None], dominant: int, name:
             choose = _greedy(router, prices) if router else (lambda x: np.full(len(x), dominant))
             rows, ran, _ = roam(log.select(mine), choose, again=None if again is None else again[index])
             parts.append((index[rows], ran))
-    rows, ran = (np.concatenate(x) for x in zip(*parts))
+    rows, ran = (np.concatenate(x) for x in zip(*parts, strict=True))
     order = np.argsort(rows, kind="stable")
     return _replay(log, rows[order], ran[order], name, costs)
 
 
-def decision_table(runs: Mapping[str, Replay], base: str, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95) -> pd.DataFrame:
-    """One row per run: block efficiency, its gain over `base`, drafts per block, and, where timed, tokens/s and speed over `base`.
+def decision_table(runs: Mapping[str, Replay], base: str, *, rng: np.random.Generator, n_resamples: int = 10_000,
+                   level: float = 0.95) -> pd.DataFrame:
+    """One row per run: block_efficiency and its gain over `base`; where timed also tokens_per_s and speed over `base`.
 
-    Every quantity has limits from resampled requests; all rows see the same resamples. Missing costs give no speed columns.
+    Every quantity has columns _low and _high from resampled requests, the same for all rows; drafts_per_block is a cost
+    that needs no timings. Where nothing is timed the speed columns are missing.
     """
-    timed = [name for name, run in runs.items() if run.time_s is not None]
-    wide = np.stack([np.stack([r.emitted, r.blocks, r.pulls.sum(axis=1), np.zeros(len(r.blocks)) if r.time_s is None else r.time_s], axis=1)
-                     for r in runs.values()], axis=1)  # (R, runs, 4)
-    index, at = {name: i for i, name in enumerate(runs)}, list(runs).index(base)
-    statistics, columns = {}, {}
-    for name, i in index.items():
-        for what, (top, below) in {"block_efficiency": (0, 1), "tokens_per_s": (0, 3)}.items():
-            if what == "block_efficiency" or name in timed:
-                gain = "gain" if what == "block_efficiency" else "speed"
-                statistics[name, what] = lambda s, a=top, b=below: ratio(s[..., 0, a], s[..., 0, b])
-                statistics[name, gain] = lambda s, a=top, b=below: ratio(s[..., 0, a] * s[..., 1, b], s[..., 0, b] * s[..., 1, a])
-                columns[name, what] = columns[name, gain] = [i, at]
-    first = next(iter(runs.values()))
-    found = bootstrap_many(statistics, wide, strata=first.workload, rng=rng, n_resamples=n_resamples, level=level, columns=columns)
-    rows = [{"policy": name, "drafts_per_block": float(ratio(run.pulls.sum(), run.blocks.sum())),
-             **{key + tail: getattr(e, part) - (key == "gain" and getattr(e, part) is not None)
-                for (owner, key), e in found.items() if owner == name for tail, part in (("", "value"), ("_low", "low"), ("_high", "high"))
-                if getattr(e, part) is not None}} for name, run in runs.items()]
-    return pd.DataFrame(rows)
+    wide = np.stack([np.stack([r.emitted, r.blocks, np.zeros(len(r.blocks)) if r.time_s is None else r.time_s], axis=1)
+                     for r in runs.values()], axis=1)  # (R, runs, 3)
+    at, statistics, columns = list(runs).index(base), {}, {}
+    for i, (name, run) in enumerate(runs.items()):
+        for rate, gain, below in (("block_efficiency", "gain", 1), ("tokens_per_s", "speed", 2)):
+            if below == 1 or run.time_s is not None:
+                statistics[name, rate] = lambda s, b=below: ratio(s[..., 0, 0], s[..., 0, b])
+                statistics[name, gain] = lambda s, b=below, off=2 - below: _rate_ratio(s, b) - off
+                columns[name, rate] = columns[name, gain] = [i, at]
+    found = bootstrap_many(statistics, wide, strata=next(iter(runs.values())).workload, rng=rng,
+                           n_resamples=n_resamples, level=level, columns=columns)
+    rows = {name: {"policy": name, "drafts_per_block": float(ratio(run.pulls.sum(), run.blocks.sum()))}
+            for name, run in runs.items()}
+    for (name, quantity), e in found.items():
+        rows[name] |= {quantity: e.value, f"{quantity}_low": e.low, f"{quantity}_high": e.high}
+    return pd.DataFrame(list(rows.values()))
+
+
+def _rate_ratio(sums: np.ndarray, below: int) -> np.ndarray:
+    """Tokens per (block or second) of the first run over those of the second; sums (..., 2, 3)."""
+    return ratio(sums[..., 0, 0] * sums[..., 1, below], sums[..., 0, below] * sums[..., 1, 0])

@@ -1,8 +1,9 @@
-"""The redraft selector judged: leave one workload out with an inner threshold choice, verdicts, and the threshold frontier.
+"""The redraft selector judged: leave one workload out with an inner threshold choice, verdicts, and the threshold
+frontier.
 
-After the dominant arm has drafted, the selector decides from its confidence whether the other arms draft too. Each workload is
-judged by a model and a threshold that have not seen it; requests are resampled, the fitted selectors stay as they are.
-Not handled here: the model (`specsel.logistic`), routing before drafting, diagnostics, charts.
+After the dominant arm has drafted, the selector decides from its confidence whether the other arms draft too. Each
+workload is judged by a model and a threshold that have not seen it; requests are resampled, the fitted selectors stay
+as they are. Not handled here: the model (`specsel.logistic`), routing before drafting, diagnostics, charts.
 """
 from __future__ import annotations
 
@@ -16,16 +17,28 @@ from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog, PositionLog
 from specsel.logistic import CRITERION, THRESHOLDS, NotFitted, Selector, fit_selector
 from specsel.redraft import (
-    BLOCKS, GAIN, capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill, token_gain,
+    BLOCKS,
+    GAIN,
+    capture,
+    first_arm,
+    gains,
+    oracle_gap,
+    redraft_rate,
+    redraft_sums,
+    skill,
+    token_gain,
 )
 from specsel.statistics import Estimate, holm
 
-__all__ = ["Selector", "NotFitted", "fit_selector", "LowoRow", "LowoTable", "leave_one_workload_out", "verdict", "frontier",
+__all__ = ["Selector", "NotFitted", "fit_selector", "LowoRow", "LowoTable", "leave_one_workload_out", "verdict",
+           "frontier",
            "frontier_sums", "redraft_sums", "oracle_gap", "capture", "redraft_rate", "skill", "token_gain", "RATIOS",
            "THRESHOLDS", "CRITERION"]
 
-RATIOS = {"oracle_gap": oracle_gap, "capture": capture, "redraft_rate": redraft_rate, "skill": skill, "token_gain": token_gain}
-UNDEFINED = {"oracle_gap": "undefined: no blocks", "capture": "undefined: no block has a gain", "redraft_rate": "undefined: no blocks",
+RATIOS = {"oracle_gap": oracle_gap, "capture": capture, "redraft_rate": redraft_rate, "skill": skill,
+          "token_gain": token_gain}
+UNDEFINED = {"oracle_gap": "undefined: no blocks", "capture": "undefined: no block has a gain",
+             "redraft_rate": "undefined: no blocks",
              "skill": "undefined: no block has a gain, or none is redrafted", "token_gain": "undefined: no blocks"}
 Verdict = str  # "beats random", "no measurable benefit", "worse than random", or "undefined: ..." / "not fitted: ..."
 
@@ -39,7 +52,8 @@ class LowoRow:
     reason: str  # why not, or ""
     requests: int
     blocks: int
-    estimates: Mapping[str, Estimate]  # oracle_gap, capture, redraft_rate, skill, token_gain over the workload's requests
+    estimates: Mapping[str,
+                       Estimate]  # oracle_gap, capture, redraft_rate, skill, token_gain over the workload's requests
     p_holm: float | None  # two-sided p-value of skill = 1, adjusted for all fitted workloads
     verdict: Verdict
 
@@ -58,7 +72,8 @@ class LowoTable:
     def frame(self) -> pd.DataFrame:
         """One row per workload: threshold, estimates with limits, verdict."""
         return pd.DataFrame([{
-            "workload": row.workload, "threshold": row.selector.threshold if row.selector else None, "requests": row.requests,
+            "workload": row.workload, "threshold": row.selector.threshold if row.selector else None,
+            "requests": row.requests,
             "blocks": row.blocks, "verdict": row.verdict, "p_holm": row.p_holm, **{
                 key + tail: getattr(estimate, part) for key, estimate in row.estimates.items()
                 for tail, part in (("", "value"), ("_low", "low"), ("_high", "high"))}} for row in self.rows])
@@ -73,16 +88,19 @@ class LowoTable:
         return found
 
 
-def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
+def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 10_000,
+                           level: float = 0.95,
                            features: Sequence[str] = STATS, thresholds: Sequence[float] = THRESHOLDS) -> LowoTable:
     """Fit on all workloads but one, threshold included, and judge the one; once for each workload.
 
-    A workload whose training blocks hold one class is reported as not fitted and the others go on; a workload without any gain
-    has an undefined capture and skill. Verdicts come from the interval of the skill and its Holm-adjusted p-value.
+    A workload whose training blocks hold one class is reported as not fitted and the others go on; a workload without
+    any gain has an undefined capture and skill. Verdicts come from the interval of the skill and its Holm-adjusted
+    p-value.
     """
     workload_of = blocks.workload_of
     probability, redraft = np.full(blocks.n_blocks, np.nan), np.zeros(blocks.n_blocks, dtype=bool)
-    found: list[Selector | NotFitted] = [_held_out(blocks, w, features, thresholds) for w in range(len(blocks.workloads))]
+    found: list[Selector | NotFitted] = [_held_out(blocks, w, features,
+                                                   thresholds) for w in range(len(blocks.workloads))]
     for w, selector in enumerate(found):
         if isinstance(selector, Selector):
             at = workload_of == w
@@ -93,11 +111,12 @@ def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resa
 
     scopes = {w: [w] for w in range(len(blocks.workloads))} | {"all": np.unique(blocks.workload[fitted])}
     names = {(scope, key): part for scope, part in scopes.items() for key in RATIOS}
-    drawn = bootstrap_many({name: RATIOS[name[1]] for name in names}, sums, strata=blocks.workload, rng=rng, n_resamples=n_resamples,
+    drawn = bootstrap_many({name: RATIOS[name[1]] for name in names}, sums, strata=blocks.workload, rng=rng,
+                           n_resamples=n_resamples,
                            level=level, within=names, null={name: 1.0 for name in names if name[1] == "skill"})
     estimates = {scope: {key: _worded(drawn[scope, key], key) for key in RATIOS} for scope in scopes}
     tested = [w for w, s in enumerate(found) if isinstance(s, Selector) and estimates[w]["skill"].defined]
-    adjusted = dict(zip(tested, holm(np.array([estimates[w]["skill"].p for w in tested])).tolist()))
+    adjusted = dict(zip(tested, holm(np.array([estimates[w]["skill"].p for w in tested])).tolist(), strict=True))
     rows = tuple(_row(blocks, w, selector, estimates[w], adjusted.get(w)) for w, selector in enumerate(found))
     pooled = estimates["all"] if fitted.any() else _undefined(estimates["all"], "not fitted for any workload")
     return LowoTable(rows, probability, redraft, sums, fitted, pooled)
@@ -110,7 +129,8 @@ def _worded(estimate: Estimate, key: str) -> Estimate:
 
 def _undefined(like: Mapping[str, Estimate], reason: str) -> dict[str, Estimate]:
     """Estimates without a value, for that reason; the oracle gap needs no selector and stays."""
-    return {key: e if key == "oracle_gap" else replace(e, value=None, low=None, high=None, p=None, method=f"undefined: {reason}")
+    return {key: e if key == "oracle_gap" else replace(e, value=None, low=None, high=None, p=None,
+                                                       method=f"undefined: {reason}")
             for key, e in like.items()}
 
 
@@ -124,12 +144,14 @@ def _held_out(blocks: BlockLog, w: int, features: Sequence[str], thresholds: Seq
         return reason
 
 
-def _row(blocks: BlockLog, w: int, selector: Selector | NotFitted, estimates: dict[str, Estimate], p_holm: float | None) -> LowoRow:
+def _row(blocks: BlockLog, w: int, selector: Selector | NotFitted, estimates: dict[str, Estimate],
+         p_holm: float | None) -> LowoRow:
     at = blocks.workload == w
     fitted = isinstance(selector, Selector)
     reason = "" if fitted else str(selector)
     estimates = estimates if fitted else _undefined(estimates, reason)
-    return LowoRow(blocks.workloads[w], selector if fitted else None, reason, int(at.sum()), int(at[blocks.request_of].sum()),
+    return LowoRow(blocks.workloads[w], selector if fitted else None, reason, int(at.sum()),
+                   int(at[blocks.request_of].sum()),
                    estimates, p_holm, reason or verdict(estimates, p_holm))
 
 
@@ -163,12 +185,14 @@ def frontier_sums(blocks: BlockLog, probability: np.ndarray, thresholds: Sequenc
     return np.stack([whole[0], whole[1], gain[:, 1:], one[:, 1:], whole[2]], axis=-1)
 
 
-def frontier(blocks: BlockLog, probability: np.ndarray, *, rng: np.random.Generator, n_resamples: int = 2_000, level: float = 0.95,
+def frontier(blocks: BlockLog, probability: np.ndarray, *, rng: np.random.Generator, n_resamples: int = 2_000,
+             level: float = 0.95,
              thresholds: Sequence[float] = tuple(np.round(np.linspace(0, 1, 101), 2))) -> pd.DataFrame:
     """Capture against redraft rate over all thresholds, for all workloads together ("all") and each alone.
 
-    probability (B,), nan = block left out. Columns: scope, threshold, redraft_rate, capture, low, high (of the capture at this
-    threshold), skill, token_gain, oracle_gap, requests, blocks. A scope without any gain has no capture and no rows.
+    probability (B,), nan = block left out. Columns: scope, threshold, redraft_rate, capture, low, high (of the capture
+    at this threshold), skill, token_gain, oracle_gap, requests, blocks. A scope without any gain has no capture and no
+    rows.
     """
     thresholds = np.sort(thresholds)
     totals = frontier_sums(blocks, probability, thresholds)
@@ -179,14 +203,17 @@ def frontier(blocks: BlockLog, probability: np.ndarray, *, rng: np.random.Genera
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=FRONTIER)
 
 
-FRONTIER = ("scope", "threshold", "redraft_rate", "capture", "low", "high", "skill", "token_gain", "oracle_gap", "requests", "blocks")
+FRONTIER = ("scope", "threshold", "redraft_rate", "capture", "low", "high", "skill", "token_gain", "oracle_gap",
+            "requests", "blocks")
 
 
 def _frontier_of(scope: str, totals: np.ndarray, strata: np.ndarray, thresholds: np.ndarray, rng: np.random.Generator,
                  options: tuple[int, float]) -> pd.DataFrame:
     sums = totals.sum(axis=0)
-    band = bootstrap_many(dict.fromkeys(range(len(thresholds)), capture), totals, strata=strata, rng=rng, n_resamples=options[0],
+    band = bootstrap_many(dict.fromkeys(range(len(thresholds)), capture), totals, strata=strata, rng=rng,
+                          n_resamples=options[0],
                           level=options[1], columns={t: t for t in range(len(thresholds))})
     return pd.DataFrame({"scope": scope, "threshold": thresholds, **{name: f(sums) for name, f in RATIOS.items()},
-                         "low": [e.low for e in band.values()], "high": [e.high for e in band.values()], "requests": len(totals),
+                         "low": [e.low for e in band.values()], "high": [e.high for e in band.values()],
+                         "requests": len(totals),
                          "blocks": int(sums[0, BLOCKS])})[list(FRONTIER)]

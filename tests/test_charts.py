@@ -18,11 +18,13 @@ def table(*keys, value="value", n=1.0):
     rows = [{}]
     for name, values in keys:
         rows = [{**row, name: v} for row in rows for v in values]
-    return pd.DataFrame([{**row, value: n + i / 10, "low": n + i / 10 - 0.05, "high": n + i / 10 + 0.05} for i, row in enumerate(rows)])
+    return pd.DataFrame([{**row, value: n + i / 10, "low": n + i / 10 - 0.05, "high": n + i / 10 + 0.05}
+                         for i, row in enumerate(rows)])
 
 
 def frontier_table():
-    rows = [{"scope": s, "threshold": round(t, 2), "redraft_rate": 1 - t, "capture": 1 - t**2, "low": 0.9 * (1 - t**2), "high": 1 - t**3, "skill": 1 + t,
+    rows = [{"scope": s, "threshold": round(t, 2), "redraft_rate": 1 - t, "capture": 1 - t**2, "low": 0.9 * (1 - t**2),
+             "high": 1 - t**3, "skill": 1 + t,
              "token_gain": 0.1} for s in ("all", *WORKLOADS) for t in np.arange(0, 1.001, 0.01)]
     return pd.DataFrame(rows)
 
@@ -38,7 +40,8 @@ def reliability_table():
 
 
 def spread_table():
-    return pd.DataFrame([{"workload": w, "feature": f, "p05": 0.1, "p25": 0.2, "p50": 0.3, "p75": 0.4, "p95": 0.5} for w in WORKLOADS for f in ("conf_min", "ent_mean")])
+    return pd.DataFrame([{"workload": w, "feature": f, "p05": 0.1, "p25": 0.2, "p50": 0.3, "p75": 0.4,
+                          "p95": 0.5} for w in WORKLOADS for f in ("conf_min", "ent_mean")])
 
 
 CHARTS = {
@@ -47,14 +50,18 @@ CHARTS = {
     "reliability": lambda: ch.reliability_chart(reliability_table()),
     "learning": lambda: ch.learning_chart(table(("blocks", (10.0, 100.0, 1000.0)), value="skill")),
     "forest": lambda: ch.skill_forest(forest_table()),
-    "policies": lambda: ch.policy_dots(table(("policy", ("p", "q")), ("kind", ("bandit",)), value="block_efficiency"), best_fixed=1.0),
+    "policies": lambda: ch.policy_dots(table(("policy", ("p", "q")), ("kind", ("bandit",)), value="block_efficiency"),
+                                       best_fixed=1.0),
     "headroom": lambda: ch.headroom_dots(table(("name", ("dp", "workload")), n=0.1)),
     "intervals": lambda: ch.interval_comparison(table(("name", ("requests", "blocks")), ("unit", ("gap",)), n=0.1)),
-    "transfer": lambda: ch.heat_map(table(("train", WORKLOADS), ("test", WORKLOADS), value="skill"), x="test", y="train", value="skill", title="T", x_axis="test", y_axis="train"),
-    "composition": lambda: ch.composition(table(("workload", WORKLOADS), ("best", ARMS), value="blocks", n=5), across="workload", part="best", value="blocks", title="C", axis="share"),
+    "transfer": lambda: ch.heat_map(table(("train", WORKLOADS), ("test", WORKLOADS), value="skill"), x="test",
+                                    y="train", value="skill", title="T", x_axis="test", y_axis="train"),
+    "composition": lambda: ch.composition(table(("workload", WORKLOADS), ("best", ARMS), value="blocks", n=5),
+                                          across="workload", part="best", value="blocks", title="C", axis="share"),
     "spread": lambda: ch.spread_chart(spread_table()),
     "frontier": lambda: ch.frontier_chart(frontier_table(), threshold=0.4),
-    "breakeven": lambda: ch.break_even_chart(0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3), gap_limits=(0.12, 0.14)),
+    "breakeven": lambda: ch.break_even_chart(0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3),
+                                             gap_limits=(0.12, 0.14)),
 }
 
 
@@ -69,7 +76,8 @@ def test_a_chart_is_described_named_light_and_strict(name):
     assert 0 < data_rows(spec) < 5000
     json.dumps(spec, allow_nan=False)
     assert "null" not in json.dumps(spec["datasets"])
-    assert all(not re.match(r"param_\d|view_\d", p["name"]) for p in spec.get("params", [])) and "view_" not in json.dumps(spec)
+    assert all(not re.match(r"param_\d|view_\d", p["name"]) for p in spec.get("params",
+        [])) and "view_" not in json.dumps(spec)
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -117,7 +125,8 @@ def test_a_value_without_limits_is_still_drawn():
 def test_the_formula_in_the_page_is_the_formula_in_python(alpha):
     for capture, rate, gap, rho in [(0.61, 0.43, 0.133, 0.1), (1.0, 1.0, 0.133, 0.2), (0.0, 0.0, 0.5, 0.3)]:
         expression = ch.SPEED
-        for word, value in (("datum.capture", capture), ("datum.rate", rate), ("datum.gap", gap), ("datum.rho", rho), ("alpha", alpha)):
+        for word, value in (("datum.capture", capture), ("datum.rate", rate), ("datum.gap", gap), ("datum.rho", rho),
+                            ("alpha", alpha)):
             expression = expression.replace(word, repr(value))
         assert eval(expression) == pytest.approx(relative_speed(gap, capture, rate, rho, alpha))  # arithmetic only
 

@@ -22,7 +22,8 @@ def totals():
 
 
 def many(statistics, totals, strata=WORKLOADS, **options):
-    return bootstrap_many(statistics, totals, strata=strata, rng=np.random.default_rng(5), **{"n_resamples": 500} | options)
+    return bootstrap_many(statistics, totals, strata=strata, rng=np.random.default_rng(5),
+                          **{"n_resamples": 500} | options)
 
 
 def limits(estimate):
@@ -60,7 +61,8 @@ def test_a_split_statistic_sees_every_stratum(totals):
 
 
 def test_paired_statistics_move_together(totals):
-    found = many({"gain": lambda s: ratio(s[..., 0], s[..., 1]) - 1}, np.stack([1.1 * totals[:, 0], totals[:, 0]], axis=1))["gain"]
+    found = many({"gain": lambda s: ratio(s[..., 0], s[..., 1]) - 1},
+                 np.stack([1.1 * totals[:, 0], totals[:, 0]], axis=1))["gain"]
     assert found.value == pytest.approx(0.1) and found.method == "degenerate" and found.low == found.high
 
 
@@ -75,7 +77,8 @@ def test_no_requests_one_request_and_one_request_per_stratum_are_defined():
     one = many({"a": first}, np.ones((1, 2)), None)["a"]
     assert none.value is None and "denominator" in none.method and one.value == 1 and "one request" in one.method
     each = many({"all": first, "w": first}, np.array([[1.0, 1], [1, 1]]), np.array([0, 1]), within={"w": [1]})
-    assert (each["all"].low, each["all"].high) == (1, 1) and each["all"].method == "degenerate, strata of one request merged"
+    assert (each["all"].low, each["all"].high) == (1, 1)
+    assert each["all"].method == "degenerate, strata of one request merged"
     assert each["w"].low is None and "one request" in each["w"].method
 
 

@@ -70,4 +70,5 @@ def test_token_gain_is_capture_times_gap_and_capture_is_skill_times_rate(blocks)
 def test_the_dominant_arm_needs_the_fewest_blocks(blocks):
     log = read_log(CASES / "golden_small.jsonl")
     assert rd.dominant_blocks(log).path_arm == "dflash"  # 11 blocks against 12, 13, 17
-    assert rd.dominant_blocks(read_log(CASES / "loop_inflated.jsonl")).path_arm == "cascade"  # 35 blocks against 37, 45, 54
+    # 35 blocks against 37, 45, 54
+    assert rd.dominant_blocks(read_log(CASES / "loop_inflated.jsonl")).path_arm == "cascade"
