@@ -265,9 +265,9 @@ def _arm_table(made: _Collector) -> None:
     """Per workload and arm: mean accepted tokens and block efficiency over the blocks of that arm's own run."""
     log = made.log
     for k, arm in enumerate(log.arms):
-        view = block_view(log, k)
-        columns = np.stack([view.accepted[:, k], view.emitted[:, k], np.ones(view.n_blocks)], axis=1)
-        sums = request_sums(columns, view.request_of, log.n_requests)
+        run = fixed(log, k, keep_path=True)
+        accepted = request_sums(log.accepted[run.path.rows, k], log.request_of[run.path.rows], log.n_requests)
+        sums = np.stack([accepted, run.emitted, run.blocks], axis=1)
         for w, workload in enumerate(log.workloads):
             made.queue({f"mean_accepted:{workload}:{arm}": lambda s: ratio(s[..., 0], s[..., 2]),
                         f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2])}, sums, "summary",

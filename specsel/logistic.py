@@ -120,7 +120,9 @@ def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str],
     """Fill values, scaler and coefficients from the training rows; weights (B,) count each block."""
     rows = np.flatnonzero(train)
     rows = rows[::max(1, -(-len(rows) // MAX_ROWS))]
-    x, label = feature_matrix(blocks.stats, first_arm(blocks), features)[rows], gains(blocks)[rows] > 0
+    counts, first = blocks.emitted[rows], first_arm(blocks)
+    label = counts.max(axis=1) > counts[:, first]
+    x = feature_matrix({name: values[rows] for name, values in blocks.stats.items()}, first, features)
     if label.all() or not label.any():
         raise NotFitted("not fitted: one class (the training blocks are " + ("all" if label.any()
             else "never") + " worth a redraft)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specsel.log import BlockLog, PositionLog, SpecselError, block_view
+from specsel.replay import fixed
 from specsel.statistics import ratio, request_sums
 
 BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
@@ -20,8 +21,7 @@ def dominant_blocks(log: PositionLog) -> BlockLog:
     """
     if not log.complete:
         return block_view(log)
-    views = [block_view(log, arm) for arm in range(log.n_arms)]
-    return min(views, key=lambda view: view.n_blocks)
+    return block_view(log, int(np.argmin([fixed(log, arm).blocks.sum() for arm in range(log.n_arms)])))
 
 
 def first_arm(blocks: BlockLog) -> int:
