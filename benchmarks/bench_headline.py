@@ -1,4 +1,4 @@
-"""How fast the intervals are: every headline figure of a campaign, and one interval against a Python loop over block rows.
+"""How fast the intervals are: every headline figure of a campaign, and one interval against a Python loop over rows.
 
 Run it with `python benchmarks/bench_headline.py [RUN] [--blocks N]`. Without a run the log is simulated with about N
 blocks; times are wall-clock on this machine.

@@ -21,13 +21,16 @@ from specsel.log import LogWarning, SpecselError
 
 OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None,
            "pretty_exceptions_enable": False}
-app = typer.Typer(help="Which drafter should speculate on the next block? Logs, exact replay, selectors, and the book.",
-                  **OPTIONS)
-log_app = typer.Typer(help="Check, summarise, convert and import logs.", **OPTIONS)
-selector_app = typer.Typer(help="Fit a redraft selector that the engine and replay can use.", **OPTIONS)
+app = typer.Typer(help="Which drafter should speculate on the next block? Logs, exact replay, selectors, the book.\n\n"
+                       "Example: specsel headline data/runs/spine", **OPTIONS)
+log_app = typer.Typer(help="Check, summarise, convert and import logs.\n\nExample: specsel log validate data/runs/spine",
+                      **OPTIONS)
+selector_app = typer.Typer(help="Fit a redraft selector that the engine and replay can use.\n\n"
+                                "Example: specsel selector fit data/runs/spine -o selector.json", **OPTIONS)
 app.add_typer(log_app, name="log")
 app.add_typer(selector_app, name="selector")
 add_engine_commands(app)
+
 
 def _option(words: str, *flags: str, **rules: Any) -> Any:
     return typer.Option(*flags, help=words, **rules)
