@@ -21,7 +21,7 @@ from specsel.log import LogWarning, SpecselError
 
 OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None,
            "pretty_exceptions_enable": False}
-app = typer.Typer(help="Which drafter should speculate on the next block? Logs, exact replay, selectors, the book.\n\n"
+app = typer.Typer(help="Which drafter should speculate on the next block? Logs, replay, selectors, the book.\n\n"
                        "Example: specsel headline data/runs/spine", **OPTIONS)
 log_app = typer.Typer(help="Check, summarise, convert and import logs.\n\nExample: specsel log validate data/runs/spine",
                       **OPTIONS)

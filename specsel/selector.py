@@ -89,20 +89,18 @@ class LowoTable:
 
 
 def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 10_000,
-                           level: float = 0.95,
-                           features: Sequence[str] = STATS, thresholds: Sequence[float] = THRESHOLDS) -> LowoTable:
+                           level: float = 0.95, features: Sequence[str] = STATS,
+                           thresholds: Sequence[float] = THRESHOLDS) -> LowoTable:
     """Fit on all workloads but one, threshold included, and judge the one; once for each workload.
 
-    Which arm drafts first is taken over all workloads, as in the original study (that choice alone sees the held-out one).
-
+    Which arm drafts first is taken over all workloads, as in the original study: that choice alone sees the held-out one.
     A workload whose training blocks hold one class is reported as not fitted and the others go on; a workload without
     any gain has an undefined capture and skill. Verdicts come from the interval of the skill and its Holm-adjusted
     p-value.
     """
     workload_of = blocks.workload_of
     probability, redraft = np.full(blocks.n_blocks, np.nan), np.zeros(blocks.n_blocks, dtype=bool)
-    found: list[Selector | NotFitted] = [_held_out(blocks, w, features,
-                                                   thresholds) for w in range(len(blocks.workloads))]
+    found = [_held_out(blocks, w, features, thresholds) for w in range(len(blocks.workloads))]
     for w, selector in enumerate(found):
         if isinstance(selector, Selector):
             at = workload_of == w
