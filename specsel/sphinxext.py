@@ -94,7 +94,12 @@ def claim_node(found: Claim, text: str) -> claim:
     label = f"[{found.label}]"
     value = text.removesuffix(label).rstrip()
     node = claim(text, "", origin=describe_origin(found))
-    node += nodes.inline("", value, classes=["claim-value"] if isinstance(found.value, (int, float)) else [])
+    if isinstance(found.value, str) or found.value is None:
+        node += nodes.Text(value)
+    else:  # the line may break between value and interval, not inside them
+        number, bracket, limits = value.partition("[")
+        node += nodes.inline("", number.rstrip(), classes=["claim-value"])
+        node += [nodes.Text(" "), nodes.inline("", bracket + limits, classes=["claim-value"])] if bracket else []
     if value != text:
         node += [nodes.Text(" "), nodes.inline("", label, classes=["claim-label"])]
     return node
@@ -198,10 +203,10 @@ def static_svg(spec: dict[str, Any]) -> str:
 
 
 def data_tables(spec: dict[str, Any]) -> Iterator[str]:
-    """HTML tables of the data sets behind a chart, folded, at most SHOWN_ROWS rows each."""
-    tables = [rows for rows in spec.get("datasets", {}).values() if rows]
+    """HTML tables of the data sets behind a chart, folded, at most SHOWN_ROWS rows each; reference lines are left out."""
+    tables = [rows for rows in spec.get("datasets", {}).values() if len(rows) > 2 or any(len(row) > 2 for row in rows)]
     for number, rows in enumerate(tables, start=1):
-        columns = [key for key in rows[0] if not key.startswith("_")]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
         body = "".join("<tr>" + "".join(f"<td>{_cell(row.get(key))}</td>" for key in columns) + "</tr>" for row in rows[:SHOWN_ROWS])
         head = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in columns)
         part = f", part {number} of {len(tables)}" if len(tables) > 1 else ""

@@ -4,7 +4,10 @@ A number is shown only after it has become a claim, so every table of the book h
 """
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -14,6 +17,7 @@ from specsel.statistics import Estimate
 
 Claims = Ledger | Iterable[Claim]
 CONTEXT_SETTING = "feature|Contextual|Router|Gate|Lin|expert"  # in the setting of a policy that reads context
+INTERVAL = re.compile(r"\[[^\[\]]*, [^\[\]]*\]|(?<=\d) (?=[%µm]?s?\b|%|tokens)")  # never broken over two lines
 
 
 def publish_counts(table: pd.DataFrame, *, by: str, label: str, function: str) -> None:
@@ -22,6 +26,24 @@ def publish_counts(table: pd.DataFrame, *, by: str, label: str, function: str) -
         for column in (c for c in table.columns if c != by):
             value = None if pd.isna(row[column]) else row[column]
             publish(f"{column}:{row[by]}", value, label=label, unit="count", function=function, reason="a count" if value is not None else "not recorded")
+
+
+def publish_words(label: str, **sentences: str) -> None:
+    """Several sentences (or names) at once, as claims of their keyword."""
+    for name, sentence in sentences.items():
+        publish(name, sentence, label=label, function="verdicts")
+
+
+def publish_numbers(label: str, function: str, unit: str = "count", reason: str = "a count", **numbers: float | int | None) -> None:
+    """Several numbers without interval at once, as claims of their keyword; reason says why they have none."""
+    for name, number in numbers.items():
+        publish(name, number, label=label, function=function, unit=unit, reason=reason if number is not None else "undefined here")
+
+
+def publish_estimates(label: str, function: str, unit: str = "fraction", **estimates: Estimate) -> None:
+    """Several estimates at once, as claims of their keyword."""
+    for name, estimate in estimates.items():
+        publish(name, estimate, label=label, function=function, unit=unit)
 
 
 def publish_rows(prefix: str, table: pd.DataFrame, *, by: Sequence[str], value: str, label: str, function: str, unit: str = "",
@@ -67,13 +89,34 @@ def cells(claims: Claims, *patterns: str) -> dict[tuple[str, str], Claim]:
     return found
 
 
-def grid(claims: Claims, *patterns: str, corner: str = "") -> pd.DataFrame:
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns that a notebook shows in full; the first column holds the row names."""
+
+    frame: pd.DataFrame
+
+    def _repr_html_(self) -> str:
+        def cell(text: object, tag: str = "td") -> str:
+            return f"<{tag}>{INTERVAL.sub(unbroken, html.escape(str(text)))}</{tag}>"
+
+        def unbroken(match: re.Match[str]) -> str:
+            return match.group(0).replace(" ", "\u00a0")
+
+        head = "".join(cell(name, "th") for name in self.frame)
+        body = "".join(f"<tr>{''.join(cell(text) for text in row)}</tr>" for row in self.frame.itertuples(index=False))
+        return f'<table class="dataframe claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+    def __repr__(self) -> str:
+        return self.frame.to_string(index=False)
+
+
+def grid(claims: Claims, *patterns: str, corner: str = "") -> Table:
     """Claims as a table of text (see `cells`), their labels in the corner."""
     found = cells(claims, *patterns)
     rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
     labels = ", ".join(sorted({f"[{claim.label}]" for claim in found.values()}))
     text = {column: [_text(found.get((row, column))) for row in rows] for column in columns}
-    return pd.DataFrame(text, index=pd.Index(rows, name=f"{corner} {labels}".strip()))
+    return Table(pd.DataFrame({f"{corner} {labels}".strip(): rows} | text))
 
 
 def _text(claim: Claim | None) -> str:
@@ -118,14 +161,16 @@ def break_even_inputs(claims: Claims, curve: pd.DataFrame) -> dict[str, Any]:
     """Arguments of `charts.break_even_chart` from the claims oracle_gap and break_even_rho and a frontier."""
     gap, rho = (pick(claims, name)[0] for name in ("oracle_gap", "break_even_rho"))
     pooled = curve[curve["scope"] == "all"].dropna(subset=["capture", "redraft_rate"])
+    pooled = pooled[(20 * pooled["threshold"] % 1).round(6) % 1 == 0]  # every twentieth: the page computes the speed of each point
+    drawn = rho.low is not None and rho.low < 0.6  # inside the axis
     return {"gap": gap.value or 0.0, "captures": pooled["capture"].tolist(), "rates": pooled["redraft_rate"].tolist(),
-            "gap_limits": None if gap.low is None else (gap.low, gap.high), "break_even": None if rho.low is None else (rho.low, rho.high)}
+            "gap_limits": None if gap.low is None else (gap.low, gap.high), "break_even": (rho.low, rho.high) if drawn else None}
 
 
-def comparison(rows: Sequence[tuple[Claim, Claim | None, str]]) -> pd.DataFrame:
+def comparison(rows: Sequence[tuple[Claim, Claim | None, str]]) -> Table:
     """Figures of two studies side by side as text: figure, reported, here, verdict."""
-    return pd.DataFrame({"reported [REPORTED]": [_text(theirs) for theirs, _, _ in rows], "here": ["" if ours is None else render(ours) for _, ours, _ in rows],
-                         "verdict": [verdict for _, _, verdict in rows]}, index=pd.Index([theirs.name.replace("_", " ") for theirs, _, _ in rows], name="figure"))
+    lines = [(theirs.name.replace("_", " "), _text(theirs), "" if ours is None else render(ours), verdict) for theirs, ours, verdict in rows]
+    return Table(pd.DataFrame(lines, columns=["figure", "there [REPORTED]", "here", "verdict"]))
 
 
 def two_studies(rows: Sequence[tuple[Claim, Claim | None, str]], pattern: str) -> pd.DataFrame:
