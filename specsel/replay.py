@@ -225,12 +225,19 @@ def replay(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = No
 def replay_seeds(log: PositionLog, policy: Policy, seeds: Sequence[int | None], *, feedback: str | None = None,
                  reset: str = "request", keep_path: bool = False, name: str | None = None) -> list[Replay]:
     """One replay per seed, all in the same steps; see ``replay``."""
+    return replay_runs(log, policy, [(s, feedback) for s in seeds], reset=reset, keep_path=keep_path, name=name)
+
+
+def replay_runs(log: PositionLog, policy: Policy, runs: Sequence[tuple[int | None, str | None]], *,
+                reset: str = "request", keep_path: bool = False, name: str | None = None) -> list[Replay]:
+    """One replay per (seed, feedback), all in the same steps; see ``replay``."""
     require_complete(log)
-    feedback = _checked(policy, feedback, reset)
-    streams = Streams(log, policy, seeds, feedback, persistent=reset == "never")
+    runs = [(seed, _checked(policy, feedback, reset)) for seed, feedback in runs]
+    streams = Streams(log, policy, runs, persistent=reset == "never")
     while len(streams.row):
         streams.step()
-    return [_result(log, name or repr(policy), feedback, Path(*taken), keep_path) for taken in streams.decisions()]
+    return [_result(log, name or repr(policy), feedback, Path(*taken), keep_path)
+            for (_, feedback), taken in zip(runs, streams.decisions(), strict=True)]
 
 
 def _checked(policy: Policy, feedback: str | None, reset: str) -> str:

@@ -30,31 +30,32 @@ def feature_column(log: PositionLog, name: str) -> np.ndarray:
 
 
 class Streams:
-    """The streams of one replay; ``step`` until ``row`` is empty, then ask for the ``decisions``."""
+    """The streams of some runs, (seed, feedback) each; ``step`` until ``row`` is empty, then ask for ``decisions``."""
 
-    def __init__(self, log: PositionLog, policy: Policy, seeds: Sequence[int | None], feedback: str, *,
-                 persistent: bool):
-        n_seeds, n_requests = len(seeds), log.n_requests
+    def __init__(self, log: PositionLog, policy: Policy, runs: Sequence[tuple[int | None, str]], *, persistent: bool):
+        n_runs, n_requests = len(runs), log.n_requests
         self.log, self.policy, self.persistent = log, policy, persistent
-        self.mode = feedback if policy.sees in ("every arm", "either") else policy.sees
-        self.seed = np.arange(n_seeds) if persistent else np.repeat(np.arange(n_seeds), n_requests)
-        self.request = np.zeros(n_seeds, dtype=int) if persistent else np.tile(np.arange(n_requests), n_seeds)
+        self.run = np.arange(n_runs) if persistent else np.repeat(np.arange(n_runs), n_requests)
+        self.request = np.zeros(n_runs, dtype=int) if persistent else np.tile(np.arange(n_requests), n_runs)
         self.row, self.end = log.starts[self.request], log.starts[self.request + 1]
-        self.block = np.zeros(len(self.seed), dtype=int)
+        self.block = np.zeros(len(self.run), dtype=int)
         self.counts, self.columns = log.emitted, {f: feature_column(log, f) for f in policy.reads}
         self.state = policy.start(len(self.row), log.n_arms)
-        self.draws = Draws(log, policy, seeds, len(self.row)) if policy.draws(log.n_arms) else None
-        self.queue = DelayQueue(len(self.row), log, policy) if self.mode == "delayed" else None
+        self.draws = Draws(log, policy, [s for s, _ in runs], len(self.row)) if policy.draws(log.n_arms) else None
+        self.queue, modes = None, np.array([f for _, f in runs])
+        self.mode = policy.sees if policy.sees in ("nothing", "chosen arm") else modes[0]
+        if policy.sees in ("every arm", "either") and (modes != "full").any() and (modes != "bandit").any():
+            self.mode, self.queue = "queued", DelayQueue(log, policy, modes[self.run])
         self.steps: list[tuple] = []
 
     def step(self) -> None:
         """One block of every stream: look, choose, count, learn, move on."""
         view = View(self.log.n_arms, self.log.draft_len, self.block, {f: c[self.row] for f, c in self.columns.items()})
-        uniforms = self.draws.next(self.seed, self.request, self.block) if self.draws else None
+        uniforms = self.draws.next(self.run, self.request, self.block) if self.draws else None
         arms = self.policy.choose(self.state, view, uniforms)
         counts = self.counts[self.row]
         got = counts[np.arange(len(arms)), arms]
-        self.steps.append((self.seed, self.row, arms.astype(np.int8)))
+        self.steps.append((self.run, self.row, arms.astype(np.int8)))
         self._learn(view, arms, counts, self.row + got)
         self.row, self.block = self.row + got, self.block + 1
         self._advance()
@@ -63,7 +64,7 @@ class Streams:
         """Hand the policy what its feedback reveals, and nothing else."""
         if self.mode == "full":
             self.policy.update(self.state, Feedback(view, arms, counts, np.ones(counts.shape, dtype=bool)))
-        elif self.mode == "delayed":
+        elif self.mode == "queued":
             self.queue.push(view, arms, counts, self.row)
             for rows, feedback in self.queue.released(reached):
                 _update_some(self.policy, self.state, rows, feedback)
@@ -81,7 +82,7 @@ class Streams:
             done = self.request == self.log.n_requests
             self.end = self.log.starts[np.minimum(self.request, self.log.n_requests - 1) + 1]
         keep = ~done
-        for name in ("row", "end", "block", "seed", "request"):
+        for name in ("row", "end", "block", "run", "request"):
             setattr(self, name, getattr(self, name)[keep])
         self.state = {k: v[keep] for k, v in self.state.items()}
         for part in (self.draws, self.queue):
@@ -89,9 +90,9 @@ class Streams:
                 part.keep(keep)
 
     def decisions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Per seed: rows where blocks started (B,) and arms that drafted (B,), in the order of the log."""
-        seed, rows, arms = (np.concatenate(a) for a in zip(*self.steps, strict=True))
-        order = np.split(np.lexsort((rows, seed)), np.cumsum(np.bincount(seed))[:-1])
+        """Per run: rows where blocks started (B,) and arms that drafted (B,), in the order of the log."""
+        run, rows, arms = (np.concatenate(a) for a in zip(*self.steps, strict=True))
+        order = np.split(np.lexsort((rows, run)), np.cumsum(np.bincount(run))[:-1])
         return [(rows[o], arms[o]) for o in order]
 
 
@@ -123,7 +124,7 @@ class Draws:
         self.ahead, self.mine = np.empty((n, CHUNK, self.width)), np.arange(n)
 
     def next(self, seed: np.ndarray, request: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """(n, width) numbers for the next block of each stream."""
+        """(n, width) numbers for the next block of each stream; ``seed`` (n,) is an index into the seeds."""
         place = block % CHUNK
         for i in np.flatnonzero(place == 0):
             counter = np.array([0, 0, 0, block[i] // CHUNK], dtype=np.uint64)
@@ -146,13 +147,14 @@ class DelayQueue:
 
     Arm i's count of a block that starts at s is released at the first block end >= s + min(emitted_i, L): release per
     "arm" (policies.md, section 1). Learners on whole rounds get all counts of the block at the first block end
-    >= s + min(max_i emitted_i, L): release per "round" (the rule of the table in section 7).
+    >= s + min(max_i emitted_i, L): release per "round" (the rule of the table in section 7). Streams in other modes
+    than "delayed" may share the queue: "full" waits for nothing, "bandit" never gets more than the own count.
     """
 
-    def __init__(self, n: int, log: PositionLog, policy: Policy):
+    def __init__(self, log: PositionLog, policy: Policy, modes: np.ndarray):
         self.draft_len, self.slots, self.now = log.draft_len, max(log.draft_len, 1), 0
-        self.per_arm = policy.release == "arm"
-        shape = (n, self.slots)
+        self.per_arm, self.full, self.bandit = policy.release == "arm", modes == "full", modes == "bandit"
+        shape = (len(modes), self.slots)
         self.due = np.full((*shape, log.n_arms), NEVER)
         self.counts = np.zeros((*shape, log.n_arms), dtype=np.int16)
         self.arms, self.block = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int)
@@ -162,7 +164,9 @@ class DelayQueue:
         """Queue the block that has just run in every stream."""
         slot = self.now % self.slots
         reach = counts if self.per_arm else counts.max(axis=1, keepdims=True)
-        self.due[:, slot] = start[:, None] + np.minimum(reach, self.slots)
+        due = start[:, None] + np.where(self.full[:, None], 0, np.minimum(reach, self.slots))
+        other = np.arange(counts.shape[1]) != arms[:, None]
+        self.due[:, slot] = np.where(self.bandit[:, None], np.where(other, NEVER, 0), due)
         self.counts[:, slot], self.arms[:, slot], self.block[:, slot] = counts, arms, view.block
         for name, value in view.features.items():
             self.features[name][:, slot] = value
@@ -181,5 +185,6 @@ class DelayQueue:
 
     def keep(self, keep: np.ndarray) -> None:
         """Forget the streams that have ended."""
-        self.due, self.counts, self.arms, self.block = (a[keep] for a in (self.due, self.counts, self.arms, self.block))
+        for name in ("due", "counts", "arms", "block", "full", "bandit"):
+            setattr(self, name, getattr(self, name)[keep])
         self.features = {f: c[keep] for f, c in self.features.items()}

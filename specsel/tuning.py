@@ -16,9 +16,20 @@ import pandas as pd
 
 from specsel.catalogue import GRIDS, PERSISTENT, PLANS, learner_names, policy_by_name
 from specsel.decisions import Policy
+from specsel.intervals import bootstrap_many
 from specsel.log import PositionLog, SpecselError
-from specsel.replay import Plan, Replay, fixed, oracle_dp, oracle_workload, replay, replay_seeds, sanity_check
-from specsel.statistics import Estimate, bootstrap_requests, holm, paired_difference, pooled_ratio
+from specsel.replay import (
+    Plan,
+    Replay,
+    fixed,
+    oracle_dp,
+    oracle_workload,
+    replay,
+    replay_runs,
+    replay_seeds,
+    sanity_check,
+)
+from specsel.statistics import Estimate, bootstrap_requests, holm, pooled_ratio
 
 SEEDS = tuple(range(20))  # of every policy that draws at random
 
@@ -45,9 +56,14 @@ def setups(policy: Policy) -> list[str]:
 def evaluate(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = None, reset: str = "request",
              seeds: Sequence[int] = SEEDS, name: str | None = None) -> tuple[Replay, float | None]:
     """Totals summed over the seeds, and the standard deviation of block efficiency between seeds (None: not random)."""
-    if isinstance(policy, Plan) or not policy.draws(log.n_arms):
-        return replay(log, policy, feedback=feedback, reset=reset, name=name), None
-    runs = replay_seeds(log, policy, seeds, feedback=feedback, reset=reset, name=name)
+    if isinstance(policy, Plan):
+        return replay(log, policy, feedback=feedback, name=name), None
+    seeds = seeds if policy.draws(log.n_arms) else [None]
+    return _pooled(replay_seeds(log, policy, seeds, feedback=feedback, reset=reset, name=name))
+
+
+def _pooled(runs: list[Replay]) -> tuple[Replay, float | None]:
+    """Sums of the totals of several seeds, and the spread of their block efficiency."""
     total = replace(runs[0], **{f: sum(getattr(r, f) for r in runs) for f in ("blocks", "emitted", "pulls")})
     return total, float(np.std([r.block_efficiency for r in runs], ddof=1)) if len(runs) > 1 else None
 
@@ -100,12 +116,21 @@ def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
         policy = base
         if job.tuned and job.name in GRIDS:
             policy = tune(job.train, job.name, feedback=setups(base)[0], reset=reset, seeds=job.seeds[:5])
-        for feedback in setups(base):
-            found, spread = evaluate(job.test, policy, feedback=feedback, reset=reset, seeds=job.seeds, name=job.name)
+        for feedback, (found, spread) in _evaluate_each(job.test, policy, reset, job).items():
             shown = "" if policy.sees == "nothing" else feedback
             rows.append(({"policy": job.name, "sees": policy.sees, "feedback": shown, "reset": reset,
                           "setting": repr(policy), "seed_sd": spread}, found))
     return rows
+
+
+def _evaluate_each(log: PositionLog, policy: Policy, reset: str, job: _Job) -> dict[str, tuple[Replay, float | None]]:
+    """``evaluate`` under every kind of feedback; with state kept, where steps are many and small, all run together."""
+    kinds = setups(policy)
+    if reset == "request":
+        return {f: evaluate(log, policy, feedback=f, seeds=job.seeds, name=job.name) for f in kinds}
+    seeds = job.seeds if policy.draws(log.n_arms) else (None,)
+    runs = replay_runs(log, policy, [(s, f) for f in kinds for s in seeds], reset=reset, name=job.name)
+    return {f: _pooled(runs[i * len(seeds):(i + 1) * len(seeds)]) for i, f in enumerate(kinds)}
 
 
 def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, names: Iterable[str] | None = None,
@@ -128,23 +153,30 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
     else:
         parts = [_run_job(job) for job in jobs]
     rows = [row for part in parts for row in part]
-    arms = np.stack([fixed(test, k).totals for k in range(test.n_arms)], axis=1)
-    exact = oracle_dp(test).totals[:, None]
-    for (row, found), child in zip(rows, rng.spawn(len(rows)), strict=True):
+    gaps = _differences(test, [found for _, found in rows], rng, n_resamples)
+    for i, (row, found) in enumerate(rows):
         row["block_efficiency"] = found.block_efficiency
-        for label, other in (("fixed", arms), ("dp", exact)):
-            gap = _difference(found, other, test.workload, child, n_resamples)
-            row.update({label: gap.value, f"{label}_low": gap.low, f"{label}_high": gap.high, f"{label}_p": gap.p})
+        for label in ("fixed", "dp"):
+            gap = gaps[i, label]
+            row.update({label: gap.value, f"{label}_low": gap.low, f"{label}_high": gap.high})
+        row["fixed_p"] = gaps[i, "fixed"].p
         row.update({f"share:{a}": s for a, s in zip(test.arms, found.shares, strict=True)})
-    table = pd.DataFrame([row for row, _ in rows]).drop(columns="dp_p")
+    table = pd.DataFrame([row for row, _ in rows])
     return table.assign(fixed_p=holm(table["fixed_p"].fillna(1.0).to_numpy(dtype=float)))
 
 
-def _difference(found: Replay, others: np.ndarray, strata: np.ndarray, rng: np.random.Generator,
-                n_resamples: int) -> Estimate:
-    """Block efficiency minus that of the best of ``others`` (R, K, 2), which is chosen in every resample."""
-    mine = np.broadcast_to(found.totals[:, None], others.shape)
-    return paired_difference(_best_ratio, mine, others, strata=strata, rng=rng, n_resamples=n_resamples)
+def _differences(log: PositionLog, found: list[Replay], rng: np.random.Generator,
+                 n_resamples: int) -> dict[tuple[int, str], Estimate]:
+    """Block efficiency minus that of the best fixed arm (chosen in every resample), and minus the exact oracle's."""
+    n = len(found)
+    totals = [*(f.totals for f in found), *(fixed(log, k).totals for k in range(log.n_arms)), oracle_dp(log).totals]
+    statistics = {}
+    for i in range(n):
+        statistics[i, "fixed"] = lambda s, i=i: pooled_ratio(s[..., i, :]) - _best_ratio(s[..., n:-1, :])
+        statistics[i, "dp"] = lambda s, i=i: pooled_ratio(s[..., i, :]) - pooled_ratio(s[..., -1, :])
+    null = {name: 0.0 for name in statistics if name[1] == "fixed"}
+    return bootstrap_many(statistics, np.stack(totals, axis=1), strata=log.workload, rng=rng, n_resamples=n_resamples,
+                          null=null)
 
 
 def _best_ratio(sums: np.ndarray) -> np.ndarray:

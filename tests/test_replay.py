@@ -41,6 +41,7 @@ from specsel.replay import (
     oracle_request,
     oracle_workload,
     replay,
+    replay_runs,
     replay_seeds,
     sanity_check,
 )
@@ -392,6 +393,19 @@ def test_request_order_does_not_matter_when_state_resets(log, random):
             one = replay(log, policy, feedback=feedback, seed=3)
             two = replay(log.select(np.array(order)), policy, feedback=feedback, seed=3)
             assert np.array_equal(one.pulls[order], two.pulls), policy
+
+
+@settings(max_examples=15)
+@given(small_logs())
+def test_runs_under_several_kinds_of_feedback_in_the_same_steps_equal_separate_runs(log):
+    for policy in policies(log.n_arms):
+        runs = [(seed, feedback) for seed in (1, 5) for feedback in kinds_of(policy)]
+        for reset in ("request", "never"):
+            together = replay_runs(log, policy, runs, reset=reset, keep_path=True)
+            for (seed, feedback), found in zip(runs, together, strict=True):
+                alone = replay(log, policy, feedback=feedback, reset=reset, seed=seed, keep_path=True)
+                assert np.array_equal(found.path.arms, alone.path.arms) and found.feedback == feedback, policy
+                assert np.array_equal(found.path.rows, alone.path.rows)
 
 
 def wide_log(seed=0, n=8, n_arms=3, draft_len=6):
