@@ -93,7 +93,7 @@ def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resa
                            thresholds: Sequence[float] = THRESHOLDS) -> LowoTable:
     """Fit on all workloads but one, threshold included, and judge the one; once for each workload.
 
-    Which arm drafts first is taken over all workloads, as in the original study: that choice alone sees the held-out one.
+    Which arm drafts first is taken over all workloads, as in the original study: this choice sees the held-out one.
     A workload whose training blocks hold one class is reported as not fitted and the others go on; a workload without
     any gain has an undefined capture and skill. Verdicts come from the interval of the skill and its Holm-adjusted
     p-value.
