@@ -227,7 +227,8 @@ def _fit_arm(kind: str, x: np.ndarray, log: PositionLog, rows: np.ndarray, arm: 
     if kind == "boosting":
         model = HistGradientBoostingRegressor(max_iter=60, max_leaf_nodes=15, learning_rate=0.1, early_stopping=False,
                                               random_state=0)
-        return model.fit(x[asked], accepted)
+        x = np.where(np.isnan(x[asked]).all(axis=0), 0.0, x[asked])  # a feature without one value cannot be binned
+        return model.fit(x, accepted)
     share = accepted / log.draft_len
     model = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler(),
                           LogisticRegression(max_iter=1000))
