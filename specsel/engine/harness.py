@@ -197,7 +197,7 @@ def _merge(parts: Path, out: Path, queue: list[Prompt], manifest: dict, arms: tu
 
 @contextlib.contextmanager
 def _only_writer(parts: Path, out: Path) -> Iterator[None]:
-    with open(parts / "lock", "w") as handle:
+    with open(parts / "lock", "w", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
