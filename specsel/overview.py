@@ -18,6 +18,7 @@ from specsel.log import LogError, PositionLog
 from specsel.replay import fixed
 from specsel.routing import context_length
 from specsel.statistics import ratio, request_sums
+from specsel.tuning import split_requests
 
 ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")
 CHECK_FILE = "engine_check.json"
@@ -58,6 +59,14 @@ def subsets(log: PositionLog) -> dict[str, PositionLog]:
         for w, t in sorted({(log.workloads[w], t) for w, t in zip(log.workload, tier, strict=True) if t}):
             found[f"{w}, {t} prompts"] = log.select((tier == t) & (log.workload == log.workloads.index(w)))
     return found
+
+
+def split(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog, str]:
+    """Training and test requests, and a sentence about them; a log with a workload of one request is used whole, in hindsight."""
+    if np.bincount(log.workload, minlength=len(log.workloads)).min() < 2:
+        return log, log, "A workload has one request only, so policies are tuned and judged on the same requests, in hindsight."
+    train, test = split_requests(log, share=share, rng=rng)
+    return train, test, f"Policies are tuned on {train.n_requests:,} requests and judged on {test.n_requests:,} others."
 
 
 def arm_table(parts: Mapping[str, PositionLog], *, rng: np.random.Generator, n_resamples: int = 10_000) -> pd.DataFrame:
