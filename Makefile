@@ -59,7 +59,7 @@ lint: env
 	.venv/bin/ruff check .
 
 refresh: env
-	@.venv/bin/python -m specsel.book refresh
+	@.venv/bin/python -m specsel.release
 
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-config --no-emit-index-url --no-emit-find-links \

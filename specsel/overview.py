@@ -1,7 +1,9 @@
-"""What a log holds: composition, endings, subsets worth looking at apart, provenance, and the check against the live engine.
+"""What a log holds: composition, endings, subsets worth looking at apart, provenance, and the check against the live
+engine.
 
 Tables for the first chapters of the book. Not handled here: what choosing gains.
 """
+
 from __future__ import annotations
 
 import json
@@ -30,26 +32,40 @@ def composition(log: PositionLog) -> pd.DataFrame:
     rows = []
     for w, name in enumerate(log.workloads):
         mine = log.workload == w
-        rows.append({"workload": name, "requests": int(mine.sum()), "positions": int(lengths[mine].sum()),
-                     "median_output": int(np.median(lengths[mine])), "repeating": None if looping is None else int(looping[mine].sum())})
+        rows.append(
+            {
+                "workload": name,
+                "requests": int(mine.sum()),
+                "positions": int(lengths[mine].sum()),
+                "median_output": int(np.median(lengths[mine])),
+                "repeating": None if looping is None else int(looping[mine].sum()),
+            }
+        )
     return pd.DataFrame(rows)
 
 
 def endings(log: PositionLog) -> pd.DataFrame:
-    """Requests per workload and ending: columns workload, ending, requests; a looping request counts as repeating itself."""
+    """Requests per workload and ending: columns workload, ending, requests; a looping request counts as repeating
+    itself.
+    """
     stop, looping = log.request_column("stop"), log.looping
     kind = np.full(log.n_requests, ENDINGS[3], dtype=object)
     if stop is not None:
         kind = np.where(stop == "eos", ENDINGS[0], ENDINGS[1])
     if looping is not None:
         kind = np.where(looping, ENDINGS[2], kind)
-    rows = [{"workload": name, "ending": ending, "requests": int(((log.workload == w) & (kind == ending)).sum())}
-            for w, name in enumerate(log.workloads) for ending in ENDINGS]
+    rows = [
+        {"workload": name, "ending": ending, "requests": int(((log.workload == w) & (kind == ending)).sum())}
+        for w, name in enumerate(log.workloads)
+        for ending in ENDINGS
+    ]
     return pd.DataFrame([row for row in rows if row["requests"]])
 
 
 def subsets(log: PositionLog) -> dict[str, PositionLog]:
-    """All requests; those that do not repeat themselves; and, by the prefix of `category`, the tiers of the prompts (where recorded)."""
+    """All requests; those that do not repeat themselves; and, by the prefix of `category`, the tiers of the prompts
+    (where recorded).
+    """
     found = {"all requests": log}
     looping, category = log.looping, log.request_column("category")
     if looping is not None and 0 < looping.sum() < log.n_requests:
@@ -62,9 +78,15 @@ def subsets(log: PositionLog) -> dict[str, PositionLog]:
 
 
 def split(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog, str]:
-    """Training and test requests, and a sentence about them; a log with a workload of one request is used whole, in hindsight."""
+    """Training and test requests, and a sentence about them; a log with a workload of one request is used whole, in
+    hindsight.
+    """
     if np.bincount(log.workload, minlength=len(log.workloads)).min() < 2:
-        return log, log, "A workload has one request only, so policies are tuned and judged on the same requests, in hindsight."
+        return (
+            log,
+            log,
+            "A workload has one request only, so policies are tuned and judged on the same requests, in hindsight.",
+        )
     train, test = split_requests(log, share=share, rng=rng)
     return train, test, f"Policies are tuned on {train.n_requests:,} requests and judged on {test.n_requests:,} others."
 
@@ -76,36 +98,70 @@ def arm_table(parts: Mapping[str, PositionLog], *, rng: np.random.Generator, n_r
         blocks = np.stack([np.diff(log.starts), *(fixed(log, k).blocks for k in range(log.n_arms))], axis=1)
         statistics = {arm: lambda s, k=k: ratio(s[..., 0], s[..., k + 1]) for k, arm in enumerate(log.arms)}
         found = bootstrap_many(statistics, blocks, strata=log.workload, rng=rng, n_resamples=n_resamples)
-        rows += [{"subset": name, "arm": arm, "block_efficiency": e.value, "low": e.low, "high": e.high, "requests": e.n}
-                 for arm, e in found.items()]
+        rows += [
+            {"subset": name, "arm": arm, "block_efficiency": e.value, "low": e.low, "high": e.high, "requests": e.n}
+            for arm, e in found.items()
+        ]
     return pd.DataFrame(rows)
 
 
 def agreement(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Share of positions where `arm` gets more tokens accepted than `other`, ties being the rest: arm, other, share, low, high.
+    """Share of positions where `arm` gets more tokens accepted than `other`, ties being the rest: arm, other, share,
+    low, high.
 
     Taken over every position of every request, whichever arm would have run there.
     """
     pairs = [(a, b) for a in range(log.n_arms) for b in range(log.n_arms) if a != b]
-    more = np.stack([log.accepted[:, a] > log.accepted[:, b] for a, b in pairs] + [np.ones(log.n_positions, dtype=bool)], axis=1)
+    more = np.stack(
+        [log.accepted[:, a] > log.accepted[:, b] for a, b in pairs] + [np.ones(log.n_positions, dtype=bool)], axis=1
+    )
     sums = request_sums(more.astype(float), log.request_of, log.n_requests)
-    found = bootstrap_many({pair: lambda s, i=i: ratio(s[..., i], s[..., -1]) for i, pair in enumerate(pairs)}, sums, strata=log.workload,
-                           rng=rng, n_resamples=n_resamples)
-    return pd.DataFrame([{"arm": log.arms[a], "other": log.arms[b], "share": e.value, "low": e.low, "high": e.high}
-                         for (a, b), e in found.items()])
+    found = bootstrap_many(
+        {pair: lambda s, i=i: ratio(s[..., i], s[..., -1]) for i, pair in enumerate(pairs)},
+        sums,
+        strata=log.workload,
+        rng=rng,
+        n_resamples=n_resamples,
+    )
+    return pd.DataFrame(
+        [
+            {"arm": log.arms[a], "other": log.arms[b], "share": e.value, "low": e.low, "high": e.high}
+            for (a, b), e in found.items()
+        ]
+    )
 
 
 def provenance(log: PositionLog) -> pd.DataFrame:
     """What the manifest says about a run, as a table of item and value; "not recorded" where it says nothing."""
     m = log.manifest
     target, hardware = m.get("target") or {}, m.get("hardware") or {}
-    drafters = {f"drafter {name}": _short(entry.get("sha256")) or entry.get("id") for name, entry in (m.get("drafters") or {}).items()}
-    items = {"run": log.run, "label": log.label, "arms, in order": ", ".join(log.arms), "arm of the logged path": log.path_arm,
-             "draft length": log.draft_len, "output limit": m.get("max_new_tokens"), "decoding": _words(m.get("decoding")),
-             "precision": m.get("dtype"), "target": target.get("name"), "target weights": _short(target.get("sha256")), **drafters,
-             "processor": hardware.get("cpu"), "accelerator": hardware.get("gpu"), "threads": hardware.get("threads"),
-             "versions": _words(m.get("versions")), "log": _short(log.sha256), "collected": m.get("started"), "code": _short(m.get("git_commit"))}
-    return pd.DataFrame({"item": list(items), "value": ["not recorded" if v in (None, "") else str(v) for v in items.values()]})
+    drafters = {
+        f"drafter {name}": _short(entry.get("sha256")) or entry.get("id")
+        for name, entry in (m.get("drafters") or {}).items()
+    }
+    items = {
+        "run": log.run,
+        "label": log.label,
+        "arms, in order": ", ".join(log.arms),
+        "arm of the logged path": log.path_arm,
+        "draft length": log.draft_len,
+        "output limit": m.get("max_new_tokens"),
+        "decoding": _words(m.get("decoding")),
+        "precision": m.get("dtype"),
+        "target": target.get("name"),
+        "target weights": _short(target.get("sha256")),
+        **drafters,
+        "processor": hardware.get("cpu"),
+        "accelerator": hardware.get("gpu"),
+        "threads": hardware.get("threads"),
+        "versions": _words(m.get("versions")),
+        "log": _short(log.sha256),
+        "collected": m.get("started"),
+        "code": _short(m.get("git_commit")),
+    }
+    return pd.DataFrame(
+        {"item": list(items), "value": ["not recorded" if v in (None, "") else str(v) for v in items.values()]}
+    )
 
 
 def _words(entry: Mapping[str, Any] | None) -> str:
@@ -117,10 +173,11 @@ def _short(digest: str | None) -> str:
 
 
 def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
-    """Live engine against replay, per arm: requests, equal (in every block), blocks, differences, largest margin of a difference.
+    """Live engine against replay, per arm: requests, equal (in every block), blocks, differences, largest margin of a
+    difference.
 
-    Empty when the run has no check. Raises LogError when the check belongs to another log. A margin is the distance between the two best
-    logits of the target: a difference at a margin of rounding size is a tie.
+    Empty when the run has no check. Raises LogError when the check belongs to another log. A margin is the distance
+    between the two best logits of the target: a difference at a margin of rounding size is a tie.
     """
     path = Path(run) / CHECK_FILE
     columns = ["arm", "requests", "equal", "blocks", "differences", "largest_margin"]
@@ -129,9 +186,20 @@ def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
     found = json.loads(path.read_text("utf-8"))
     if found.get("log_sha256") != log.sha256:
         raise LogError(f"{path}: field 'log_sha256' belongs to another log; run the engine check again on this run")
-    return pd.DataFrame([{"arm": arm, "requests": c["requests"], "equal": c["equal"], "blocks": c["blocks"], "differences": len(c["differences"]),
-                          "largest_margin": max((d["margin"] for d in c["differences"]), default=None)} for arm, c in found["arms"].items()],
-                        columns=columns)
+    return pd.DataFrame(
+        [
+            {
+                "arm": arm,
+                "requests": c["requests"],
+                "equal": c["equal"],
+                "blocks": c["blocks"],
+                "differences": len(c["differences"]),
+                "largest_margin": max((d["margin"] for d in c["differences"]), default=None),
+            }
+            for arm, c in found["arms"].items()
+        ],
+        columns=columns,
+    )
 
 
 def measured_costs(run: str | Path) -> Costs | None:
@@ -141,12 +209,16 @@ def measured_costs(run: str | Path) -> Costs | None:
 
 
 def price_table(costs: Costs | None, log: PositionLog) -> pd.DataFrame:
-    """Measured rho and seconds per draft of every timed arm, at the median context of the log; empty without timings."""
+    """Measured rho and seconds per draft of every timed arm, at the median context of the log; empty without
+    timings.
+    """
     rows = []
     context = float(np.median(context_length(log)))
     for arm in log.arms if costs else ():
         try:
-            rows.append({"arm": arm, "rho": costs.rho(arm, log.draft_len, context), "draft": float(costs.draft_s(arm, context))})
+            rows.append(
+                {"arm": arm, "rho": costs.rho(arm, log.draft_len, context), "draft": float(costs.draft_s(arm, context))}
+            )
         except CostError:
             continue
     return pd.DataFrame(rows, columns=["arm", "rho", "draft"])

@@ -1,7 +1,9 @@
-"""Build-time code of the book: the {claim} role and its ledger, charts from stored specifications, assets without a network.
+"""Build-time code of the book: the {claim} role and its ledger, charts from stored specifications, assets without a
+network.
 
 Nothing here is needed by a notebook. The extension works in Jupyter Book 1 and in plain Sphinx.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -40,7 +42,9 @@ class claim(nodes.Inline, nodes.TextElement):
 
 
 class ClaimRole(SphinxRole):
-    """{claim}`notebook.name`: value, interval and label; `name:.2f` with another format, `name|value` the bare value."""
+    """{claim}`notebook.name`: value, interval and label; `name:.2f` with another format, `name|value` the bare
+    value.
+    """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         try:
@@ -54,7 +58,9 @@ class ClaimRole(SphinxRole):
 
 
 class ClaimTable(SphinxDirective):
-    """```{claims} NOTEBOOK PATTERN ...```: claims as a table, see `specsel.tables.cells`; the content is its caption."""
+    """```{claims} NOTEBOOK PATTERN ...```: claims as a table, see `specsel.tables.cells`; the content is its
+    caption.
+    """
 
     required_arguments, optional_arguments, has_content = 2, 99, True
     option_spec = {"corner": directives.unchanged}
@@ -75,7 +81,11 @@ class ClaimTable(SphinxDirective):
 
 
 def _cell_of(found: Claim | None) -> nodes.entry:
-    return _entry(nodes.Text("")) if found is None else _entry(claim_node(found, render(found).removesuffix(f" [{found.label}]")))
+    return (
+        _entry(nodes.Text(""))
+        if found is None
+        else _entry(claim_node(found, render(found).removesuffix(f" [{found.label}]")))
+    )
 
 
 def _entry(content: nodes.Node) -> nodes.entry:
@@ -114,14 +124,20 @@ def _note(env: BuildEnvironment, notebook: str, found: Claim) -> None:
 def describe_origin(found: Claim) -> str:
     """The hover text of a claim: label, sample, interval, run, log and function (or the source of a reported figure).
 
-    >>> describe_origin(Claim("gap", 0.1, "fraction", "SIM", 0.0, 0.2, 0.95, 40, "BCa", {"run": "demo", "function": "oracle_gap"}))
+    >>> origin = {"run": "demo", "function": "oracle_gap"}
+    >>> describe_origin(Claim("gap", 0.1, "fraction", "SIM", 0.0, 0.2, 0.95, 40, "BCa", origin))
     'SIM; 95 % interval, BCa; n = 40 requests; run demo; computed by oracle_gap'
     """
     origin = found.origin
-    parts = [str(found.label), f"{found.level:.0%} interval, {found.method}".replace("%", " %") if found.low is not None else found.reason,
-             f"n = {found.n:,} requests" if found.n is not None else "", f"run {origin['run']}" if "run" in origin else "",
-             f"log {origin['log_sha256'][:12]}" if "log_sha256" in origin else "",
-             f"computed by {origin['function']}" if "function" in origin else "", origin.get("source", "")]
+    parts = [
+        str(found.label),
+        f"{found.level:.0%} interval, {found.method}".replace("%", " %") if found.low is not None else found.reason,
+        f"n = {found.n:,} requests" if found.n is not None else "",
+        f"run {origin['run']}" if "run" in origin else "",
+        f"log {origin['log_sha256'][:12]}" if "log_sha256" in origin else "",
+        f"computed by {origin['function']}" if "function" in origin else "",
+        origin.get("source", ""),
+    ]
     return "; ".join(part for part in parts if part)
 
 
@@ -156,8 +172,11 @@ def write_ledger(app: Sphinx, error: Exception | None) -> None:
     for page, keys in sorted(_cited(app.env).items()):
         for key in keys:
             where.setdefault(key, []).append(page)
-    entries = {f"{notebook}.{name}": found.to_dict() | {"cited_in": where.get(f"{notebook}.{name}", [])}
-               for notebook, claims in app.config.specsel_claims.items() for name, found in claims.items()}
+    entries = {
+        f"{notebook}.{name}": found.to_dict() | {"cited_in": where.get(f"{notebook}.{name}", [])}
+        for notebook, claims in app.config.specsel_claims.items()
+        for name, found in claims.items()
+    }
     text = json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     (Path(app.outdir) / "claims.json").write_text(text + "\n", encoding="utf-8")
 
@@ -170,7 +189,9 @@ class chart(nodes.General, nodes.Element):
 
 
 class VegaMime:
-    """The myst-nb plug-in (entry point) that turns a stored specification into a chart node; widget views are left out."""
+    """The myst-nb plug-in (entry point) that turns a stored specification into a chart node; widget views are left
+    out.
+    """
 
     mime_priority_overrides = [("*", MIME, 1), ("*", "application/vnd.jupyter.widget-view+json", None)]
 
@@ -179,20 +200,33 @@ class VegaMime:
         """A chart node for our MIME type, None for everything else."""
         if inline or data.mime_type != MIME:
             return None
-        return [chart(spec=json.dumps(data.content, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False))]
+        return [
+            chart(
+                spec=json.dumps(
+                    data.content, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False
+                )
+            )
+        ]
 
 
 def visit_chart(self: Any, node: chart) -> None:
-    """A picture that works without scripts, the specification that replaces it by a live chart, and the values as a table."""
+    """A picture that works without scripts, the specification that replaces it by a live chart, and the values as a
+    table.
+    """
     spec = json.loads(node["spec"])
     description = html.escape(str(spec.get("description") or spec.get("title") or "chart"), quote=True)
     name = f"chart-{hashlib.sha256(node['spec'].encode()).hexdigest()[:16]}.svg"
     folder = Path(self.builder.outdir) / self.builder.imagedir
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(static_svg(spec), encoding="utf-8")
-    self.body.append(
-        f'<figure class="vl-chart" aria-label="{description}"><div class="vl-view"><img src="{self.builder.imgpath}/{name}" alt="{description}"/></div>'
-        f'<script type="application/json">{node["spec"].replace("</", "<" + chr(92) + "/")}</script>{"".join(data_tables(spec))}</figure>\n')
+    inside_script = node["spec"].replace("</", "<\\/")
+    self.body += [
+        f'<figure class="vl-chart" aria-label="{description}"><div class="vl-view">',
+        f'<img src="{self.builder.imgpath}/{name}" alt="{description}"/></div>',
+        f'<script type="application/json">{inside_script}</script>',
+        *data_tables(spec),
+        "</figure>\n",
+    ]
     raise nodes.SkipNode
 
 
@@ -203,16 +237,23 @@ def static_svg(spec: dict[str, Any]) -> str:
 
 
 def data_tables(spec: dict[str, Any]) -> Iterator[str]:
-    """HTML tables of the data sets behind a chart, folded, at most SHOWN_ROWS rows each; reference lines are left out."""
+    """HTML tables of the data sets behind a chart, folded, at most SHOWN_ROWS rows each; reference lines are left
+    out.
+    """
     tables = [rows for rows in spec.get("datasets", {}).values() if len(rows) > 2 or any(len(row) > 2 for row in rows)]
     for number, rows in enumerate(tables, start=1):
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        body = "".join("<tr>" + "".join(f"<td>{_cell(row.get(key))}</td>" for key in columns) + "</tr>" for row in rows[:SHOWN_ROWS])
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_cell(row.get(key))}</td>" for key in columns) + "</tr>"
+            for row in rows[:SHOWN_ROWS]
+        )
         head = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in columns)
         part = f", part {number} of {len(tables)}" if len(tables) > 1 else ""
         more = f" (first {SHOWN_ROWS} of {len(rows)} rows)" if len(rows) > SHOWN_ROWS else ""
-        yield (f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>'
-               f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>")
+        yield (
+            f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>"
+        )
 
 
 def _cell(value: Any) -> str:
@@ -235,7 +276,9 @@ def write_static(app: Sphinx) -> None:
         return
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vega-bundle.js").write_text("(()=>{" + vl_convert.javascript_bundle(vl_version=VEGA_LITE) + "})();", encoding="utf-8")
+    (folder / "vega-bundle.js").write_text(
+        "(()=>{" + vl_convert.javascript_bundle(vl_version=VEGA_LITE) + "})();", encoding="utf-8"
+    )
     package = importlib.util.find_spec("sphinx-mathjax-offline")
     shutil.copyfile(Path(package.origin).parent / "static/mathjax/tex-svg.js", folder / "tex-svg.js")
     for path in sorted(ASSETS.iterdir()):
@@ -245,7 +288,9 @@ def write_static(app: Sphinx) -> None:
 def page_assets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     """Drop scripts that need a network (thebe); add the chart scripts to pages with charts."""
     files = context.get("script_files", [])
-    files[:] = [f for f in files if "thebe" not in (str(getattr(f, "filename", f)) + str(getattr(f, "attributes", ""))).lower()]
+    files[:] = [
+        f for f in files if "thebe" not in (str(getattr(f, "filename", f)) + str(getattr(f, "attributes", ""))).lower()
+    ]
     if doctree is not None and next(doctree.findall(chart), None) is not None:
         app.add_js_file("vega-bundle.js", loading_method="defer", priority=900)
         app.add_js_file("charts.js", loading_method="defer", priority=901)
@@ -257,11 +302,15 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("specsel_claims", {}, "")
     app.add_role("claim", ClaimRole())
     app.add_directive("claims", ClaimTable)
-    inline = (lambda self, node: self.body.append(self.starttag(node, "span", "", CLASS="claim", title=node["origin"])),
-              lambda self, node: self.body.append("</span>"))
+    inline = (
+        lambda self, node: self.body.append(self.starttag(node, "span", "", CLASS="claim", title=node["origin"])),
+        lambda self, node: self.body.append("</span>"),
+    )
     plain = (lambda self, node: None,) * 2
     app.add_node(claim, html=inline, latex=plain, text=plain, man=plain, texinfo=plain)
-    app.add_node(chart, html=(visit_chart, None), **{name: (skip_node, None) for name in ("latex", "text", "man", "texinfo")})
+    app.add_node(
+        chart, html=(visit_chart, None), **{name: (skip_node, None) for name in ("latex", "text", "man", "texinfo")}
+    )
     app.connect("config-inited", load_claims)
     app.connect("builder-inited", write_static)
     app.connect("env-purge-doc", purge_page)

@@ -2,6 +2,7 @@
 
 A number is shown only after it has become a claim, so every table of the book has label, interval and origin behind it.
 """
+
 from __future__ import annotations
 
 import html
@@ -25,7 +26,14 @@ def publish_counts(table: pd.DataFrame, *, by: str, label: str, function: str) -
     for row in table.to_dict("records"):
         for column in (c for c in table.columns if c != by):
             value = None if pd.isna(row[column]) else row[column]
-            publish(f"{column}:{row[by]}", value, label=label, unit="count", function=function, reason="a count" if value is not None else "not recorded")
+            publish(
+                f"{column}:{row[by]}",
+                value,
+                label=label,
+                unit="count",
+                function=function,
+                reason="a count" if value is not None else "not recorded",
+            )
 
 
 def publish_words(label: str, **sentences: str) -> None:
@@ -34,10 +42,19 @@ def publish_words(label: str, **sentences: str) -> None:
         publish(name, sentence, label=label, function="verdicts")
 
 
-def publish_numbers(label: str, function: str, unit: str = "count", reason: str = "a count", **numbers: float | int | None) -> None:
+def publish_numbers(
+    label: str, function: str, unit: str = "count", reason: str = "a count", **numbers: float | int | None
+) -> None:
     """Several numbers without interval at once, as claims of their keyword; reason says why they have none."""
     for name, number in numbers.items():
-        publish(name, number, label=label, function=function, unit=unit, reason=reason if number is not None else "undefined here")
+        publish(
+            name,
+            number,
+            label=label,
+            function=function,
+            unit=unit,
+            reason=reason if number is not None else "undefined here",
+        )
 
 
 def publish_estimates(label: str, function: str, unit: str = "fraction", **estimates: Estimate) -> None:
@@ -46,20 +63,53 @@ def publish_estimates(label: str, function: str, unit: str = "fraction", **estim
         publish(name, estimate, label=label, function=function, unit=unit)
 
 
-def publish_rows(prefix: str, table: pd.DataFrame, *, by: Sequence[str], value: str, label: str, function: str, unit: str = "",
-                 limits: tuple[str, str] = ("low", "high"), n: int | str = 0, n_resamples: int = 0) -> None:
-    """One claim `prefix:key[:key...]` per row with the 95 % limits of two columns; n: requests, or the column that holds them."""
+def publish_rows(
+    prefix: str,
+    table: pd.DataFrame,
+    *,
+    by: Sequence[str],
+    value: str,
+    label: str,
+    function: str,
+    unit: str = "",
+    limits: tuple[str, str] = ("low", "high"),
+    n: int | str = 0,
+    n_resamples: int = 0,
+) -> None:
+    """One claim `prefix:key[:key...]` per row with the 95 % limits of two columns; n: requests, or the column that
+    holds them.
+    """
     for row in table.to_dict("records"):
         number, low, high = (None if (x := row.get(c)) is None or pd.isna(x) else float(x) for c in (value, *limits))
-        method = "bootstrap of requests" if None not in (low, high) else "undefined: no interval" if number is not None else "undefined: no blocks"
+        method = (
+            "bootstrap of requests"
+            if None not in (low, high)
+            else "undefined: no interval"
+            if number is not None
+            else "undefined: no blocks"
+        )
         count = int(row[n]) if isinstance(n, str) else n
-        publish(":".join([prefix, *(str(row[key]) for key in by)]),
-                Estimate(number, *((low, high) if None not in (low, high) else (None, None)), 0.95, count, method, n_resamples, None),
-                label=label, unit=unit, function=function)
+        publish(
+            ":".join([prefix, *(str(row[key]) for key in by)]),
+            Estimate(
+                number,
+                *((low, high) if None not in (low, high) else (None, None)),
+                0.95,
+                count,
+                method,
+                n_resamples,
+                None,
+            ),
+            label=label,
+            unit=unit,
+            function=function,
+        )
 
 
 def pick(claims: Claims, *patterns: str) -> list[Claim]:
-    """Claims by name, in the order of the patterns: "skill" is one claim, "skill:*" all with one key, "mean_accepted:*:*" with two."""
+    """Claims by name, in the order of the patterns: "skill" is one claim, "skill:*" all with one key,
+    "mean_accepted:*:*" with two.
+    """
     every = list(claims.claims.values() if isinstance(claims, Ledger) else claims)
     return [claim for pattern in patterns for claim in every if _matches(claim.name, pattern)]
 
@@ -74,17 +124,26 @@ def frame(claims: Claims, pattern: str, keys: Sequence[str]) -> pd.DataFrame:
 
     frame(ledger, "block_efficiency:*:*", ["workload", "arm"]) has columns workload, arm, block_efficiency, low, high.
     """
-    rows = [dict(zip(keys, claim.name.split(":")[1:], strict=True)) | {claim.name.split(":")[0]: claim.value, "low": claim.low, "high": claim.high}
-            for claim in pick(claims, pattern)]
+    rows = [
+        dict(zip(keys, claim.name.split(":")[1:], strict=True))
+        | {claim.name.split(":")[0]: claim.value, "low": claim.low, "high": claim.high}
+        for claim in pick(claims, pattern)
+    ]
     return pd.DataFrame(rows, columns=[*keys, pattern.split(":")[0], "low", "high"])
 
 
 def cells(claims: Claims, *patterns: str) -> dict[tuple[str, str], Claim]:
-    """Claims by row and column: two keys are row and column, one key is the row and the name the column, no key is a row of its own."""
+    """Claims by row and column: two keys are row and column, one key is the row and the name the column, no key is a
+    row of its own.
+    """
     found = {}
     for claim in pick(claims, *patterns):
         name, *keys = claim.name.split(":")
-        row, column = (name.replace("_", " "), "value") if not keys else (keys[0], keys[1] if len(keys) > 1 else name.replace("_", " "))
+        row, column = (
+            (name.replace("_", " "), "value")
+            if not keys
+            else (keys[0], keys[1] if len(keys) > 1 else name.replace("_", " "))
+        )
         found[row, column] = claim
     return found
 
@@ -128,18 +187,32 @@ def _text(claim: Claim | None) -> str:
 
 def gains(claims: Claims, *names: str) -> pd.DataFrame:
     """Single claims as rows for a dot chart: name, value, low, high."""
-    return pd.DataFrame([{"name": c.name.replace("_", " "), "value": c.value, "low": c.low, "high": c.high} for c in pick(claims, *names)],
-                        columns=["name", "value", "low", "high"])
+    return pd.DataFrame(
+        [
+            {"name": c.name.replace("_", " "), "value": c.value, "low": c.low, "high": c.high}
+            for c in pick(claims, *names)
+        ],
+        columns=["name", "value", "low", "high"],
+    )
 
 
 def name_policies(table: pd.DataFrame) -> pd.DataFrame:
-    """The table of `tuning.compare` with one name per row (policy, feedback, state) and its kind: hindsight, no context, context."""
+    """The table of `tuning.compare` with one name per row (policy, feedback, state) and its kind: hindsight, no
+    context, context.
+    """
+
     def name(row: Mapping[str, str]) -> str:
-        extra = [row["feedback"] if row["feedback"] in ("full", "delayed") else "", "state kept" if row["reset"] == "never" else ""]
+        extra = [
+            row["feedback"] if row["feedback"] in ("full", "delayed") else "",
+            "state kept" if row["reset"] == "never" else "",
+        ]
         return ", ".join([row["policy"].replace(":", " "), *filter(None, extra)])
 
     context = table["setting"].str.contains(CONTEXT_SETTING, regex=True)
-    kind = ["hindsight" if sees == "hindsight" else "with context" if c else "without context" for sees, c in zip(table["sees"], context, strict=True)]
+    kind = [
+        "hindsight" if sees == "hindsight" else "with context" if c else "without context"
+        for sees, c in zip(table["sees"], context, strict=True)
+    ]
     return table.assign(policy=[name(row) for row in table.to_dict("records")], kind=kind)
 
 
@@ -150,31 +223,71 @@ def honest(named: pd.DataFrame) -> pd.DataFrame:
 
 
 def decision_claims(decisions: pd.DataFrame, *, label: str, n: int, n_resamples: int) -> None:
-    """Claims gain:POLICY and, where timed, speed:POLICY and tokens_per_s:POLICY, from the table of `routing.decision_table`."""
-    for name, unit in (("block_efficiency", "tokens/block"), ("gain", "fraction"), ("speed", "ratio"), ("tokens_per_s", "tokens/s")):
+    """Claims gain:POLICY and, where timed, speed:POLICY and tokens_per_s:POLICY, from the table of
+    `routing.decision_table`.
+    """
+    for name, unit in (
+        ("block_efficiency", "tokens/block"),
+        ("gain", "fraction"),
+        ("speed", "ratio"),
+        ("tokens_per_s", "tokens/s"),
+    ):
         if name in decisions:
-            publish_rows(name, decisions, by=["policy"], value=name, limits=(f"{name}_low", f"{name}_high"), unit=unit, label=label,
-                         function="decision_table", n=n, n_resamples=n_resamples)
+            publish_rows(
+                name,
+                decisions,
+                by=["policy"],
+                value=name,
+                limits=(f"{name}_low", f"{name}_high"),
+                unit=unit,
+                label=label,
+                function="decision_table",
+                n=n,
+                n_resamples=n_resamples,
+            )
 
 
 def break_even_inputs(claims: Claims, curve: pd.DataFrame) -> dict[str, Any]:
     """Arguments of `charts.break_even_chart` from the claims oracle_gap and break_even_rho and a frontier."""
     gap, rho = (pick(claims, name)[0] for name in ("oracle_gap", "break_even_rho"))
     pooled = curve[curve["scope"] == "all"].dropna(subset=["capture", "redraft_rate"])
-    pooled = pooled[(20 * pooled["threshold"] % 1).round(6) % 1 == 0]  # every twentieth: the page computes the speed of each point
+    pooled = pooled[
+        (20 * pooled["threshold"] % 1).round(6) % 1 == 0
+    ]  # every twentieth: the page computes the speed of each point
     drawn = rho.low is not None and rho.low < 0.6  # inside the axis
-    return {"gap": gap.value or 0.0, "captures": pooled["capture"].tolist(), "rates": pooled["redraft_rate"].tolist(),
-            "gap_limits": None if gap.low is None else (gap.low, gap.high), "break_even": (rho.low, rho.high) if drawn else None}
+    return {
+        "gap": gap.value or 0.0,
+        "captures": pooled["capture"].tolist(),
+        "rates": pooled["redraft_rate"].tolist(),
+        "gap_limits": None if gap.low is None else (gap.low, gap.high),
+        "break_even": (rho.low, rho.high) if drawn else None,
+    }
 
 
 def comparison(rows: Sequence[tuple[Claim, Claim | None, str]]) -> Table:
     """Figures of two studies side by side as text: figure, reported, here, verdict."""
-    lines = [(theirs.name.replace("_", " "), _text(theirs), "" if ours is None else render(ours), verdict) for theirs, ours, verdict in rows]
+    lines = [
+        (theirs.name.replace("_", " "), _text(theirs), "" if ours is None else render(ours), verdict)
+        for theirs, ours, verdict in rows
+    ]
     return Table(pd.DataFrame(lines, columns=["figure", "there [REPORTED]", "here", "verdict"]))
 
 
 def two_studies(rows: Sequence[tuple[Claim, Claim | None, str]], pattern: str) -> pd.DataFrame:
     """The numbers of one pattern from both studies, for a dot chart: name, study, value, low, high."""
-    return pd.DataFrame([{"name": f"{claim.name.partition(':')[2] or claim.name}, {study}", "study": study, "value": claim.value, "low": claim.low, "high": claim.high}
-                         for theirs, ours, _ in rows if _matches(theirs.name, pattern) for study, claim in (("reported", theirs), ("here", ours)) if claim],
-                        columns=["name", "study", "value", "low", "high"])
+    return pd.DataFrame(
+        [
+            {
+                "name": f"{claim.name.partition(':')[2] or claim.name}, {study}",
+                "study": study,
+                "value": claim.value,
+                "low": claim.low,
+                "high": claim.high,
+            }
+            for theirs, ours, _ in rows
+            if _matches(theirs.name, pattern)
+            for study, claim in (("reported", theirs), ("here", ours))
+            if claim
+        ],
+        columns=["name", "study", "value", "low", "high"],
+    )

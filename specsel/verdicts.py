@@ -1,7 +1,10 @@
-"""Sentences that the numbers decide: rankings, answers of the policy table, prices, and the comparison with the original study.
+"""Sentences that the numbers decide: rankings, answers of the policy table, prices, and the comparison with the
+original study.
 
-Another log changes the numbers and with them the sentences; no sentence of the book that judges is typed. Nothing is computed here but words.
+Another log changes the numbers and with them the sentences; no sentence of the book that judges is typed. Nothing is
+computed here but words.
 """
+
 from __future__ import annotations
 
 import csv
@@ -64,7 +67,11 @@ def ranking(claims: Claims) -> str:
     groups = _grouped(_keyed(claims, "best_arm:*"))
     if len(groups) == 1:
         return f"One arm, {next(iter(groups))}, is the best on every workload."
-    return "The best arm depends on the workload: " + "; ".join(f"{arm} on {listed(where)}" for arm, where in groups.items()) + "."
+    return (
+        "The best arm depends on the workload: "
+        + "; ".join(f"{arm} on {listed(where)}" for arm, where in groups.items())
+        + "."
+    )
 
 
 def gain(claims: Claims, name: str) -> str:
@@ -102,19 +109,28 @@ def engine(check: pd.DataFrame) -> str:
     """One sentence on the live engine against replay; the table of `overview.engine_check`."""
     if not len(check):
         return "This run has no check against the live engine."
-    requests, equal, worst = int(check["requests"].sum()), int(check["equal"].sum()), check["largest_margin"].dropna().max()
+    requests, equal, worst = (
+        int(check["requests"].sum()),
+        int(check["equal"].sum()),
+        check["largest_margin"].dropna().max(),
+    )
     text = f"{equal:,} of {requests:,} requests, over {listed(check['arm'])}, have the same blocks live and in replay"
     if equal == requests:
         return text + "."
     explained = worst < TIE
-    return text + ("; every difference is a tie of the target's two best tokens." if explained else f"; a difference at a margin of {worst:.2g} is not explained.")
+    return text + (
+        "; every difference is a tie of the target's two best tokens."
+        if explained
+        else f"; a difference at a margin of {worst:.2g} is not explained."
+    )
 
 
 # ---- policies
 
 
 def learners(table: pd.DataFrame) -> dict[str, str]:
-    """Does any learner beat the best fixed arm, without and with context, and how much is left? The table of `tuning.compare`.
+    """Does any learner beat the best fixed arm, without and with context, and how much is left? The table of
+    `tuning.compare`.
 
     Differences are paired and Holm-corrected over the whole table.
     """
@@ -122,9 +138,16 @@ def learners(table: pd.DataFrame) -> dict[str, str]:
     context = rows["setting"].str.contains(CONTEXT_SETTING, regex=True).astype(bool)
     best = rows.loc[rows["block_efficiency"].idxmax()]
     exact = table.loc[table["policy"] == "oracle_dp", "fixed"].max()
-    share = f"{100 * best['fixed'] / exact:.0f} % of what the exact oracle gains" if exact > 0 else "nothing, for there is nothing to gain"
-    return {"without_context": _answer(rows[~context], "without context"), "with_context": _answer(rows[context], "with context"),
-            "left": f"The best of all policies, {best['policy']}, reaches {share} over the best fixed arm."}
+    share = (
+        f"{100 * best['fixed'] / exact:.0f} % of what the exact oracle gains"
+        if exact > 0
+        else "nothing, for there is nothing to gain"
+    )
+    return {
+        "without_context": _answer(rows[~context], "without context"),
+        "with_context": _answer(rows[context], "with context"),
+        "left": f"The best of all policies, {best['policy']}, reaches {share} over the best fixed arm.",
+    }
 
 
 def _answer(rows: pd.DataFrame, which: str) -> str:
@@ -133,7 +156,11 @@ def _answer(rows: pd.DataFrame, which: str) -> str:
     if not len(winners):
         return f"None of the {names} policies {which} beats the best fixed arm beyond chance."
     count = winners["policy"].nunique()
-    return f"{count} of the {names} policies {which} {'beat' if count > 1 else 'beats'} the best fixed arm beyond chance; {winners['policy'].iloc[0]} gains most."
+    verb = "beat" if count > 1 else "beats"
+    return (
+        f"{count} of the {names} policies {which} {verb} the best fixed arm beyond chance; "
+        f"{winners['policy'].iloc[0]} gains most."
+    )
 
 
 # ---- selector, intervals, price
@@ -143,10 +170,15 @@ def selector_summary(claims: Claims) -> str:
     """One sentence over the held-out workloads, from the claims verdict:WORKLOAD.
 
     >>> from specsel.claims import make_claim
-    >>> selector_summary([make_claim("verdict:code", "beats random", label="SIM"), make_claim("verdict:copy", "worse than random", label="SIM")])
+    >>> found = {"code": "beats random", "copy": "worse than random"}
+    >>> selector_summary([make_claim(f"verdict:{w}", v, label="SIM") for w, v in found.items()])
     'The selector beats random on code; it is worse than random on copy.'
     """
-    words = {"beats random": "beats random", "no measurable benefit": "has no measurable benefit", "worse than random": "is worse than random"}
+    words = {
+        "beats random": "beats random",
+        "no measurable benefit": "has no measurable benefit",
+        "worse than random": "is worse than random",
+    }
     found = {key: words.get(str(value), "could not be fitted") for key, value in _keyed(claims, "verdict:*").items()}
     return "The selector " + "; it ".join(f"{what} on {listed(where)}" for what, where in _grouped(found).items()) + "."
 
@@ -156,7 +188,14 @@ def coverage(study: pd.DataFrame, level: float = 0.95) -> str:
     words = []
     for unit, rows in study.groupby("unit", sort=False):
         below = rows[rows["high"] < level]
-        words.append(f"Intervals from resampled {unit} " + (f"miss the truth too often ({listed(below['quantity'])})" if len(below) else "hold the truth as often as they say"))
+        words.append(
+            f"Intervals from resampled {unit} "
+            + (
+                f"miss the truth too often ({listed(below['quantity'])})"
+                if len(below)
+                else "hold the truth as often as they say"
+            )
+        )
     return "; ".join(words).replace("; I", "; i") + "."
 
 
@@ -167,16 +206,24 @@ def price(claims: Claims) -> str:
         reason = rho.reason.removeprefix("undefined: ") if rho else "not computed"
         return f"There is no break-even cost on this log: {reason}."
     better = [c.name.split(":")[1] for c in margins if c.low > 0]
-    text = f"At its operating point the selector stops paying when a draft costs {render(rho, '.2f', bare=True)} verifications"
-    return text + (f"; choosing beats redrafting always at rho = {listed(better)}." if better else "; at none of the tabled prices does choosing beat redrafting always.")
+    limit = render(rho, ".2f", bare=True)
+    text = f"At its operating point the selector stops paying when a draft costs {limit} verifications"
+    return text + (
+        f"; choosing beats redrafting always at rho = {listed(better)}."
+        if better
+        else "; at none of the tabled prices does choosing beat redrafting always."
+    )
 
 
 def timings(costs: Costs | None) -> str:
     """Where the prices come from."""
     if costs is None:
-        return "This run has no timings, so prices are assumed and no seconds are given; the published model stands alone."
+        return (
+            "This run has no timings, so prices are assumed and no seconds are given; the published model stands alone."
+        )
     hardware = costs.hardware
-    return f"Prices were measured on {hardware.get('gpu') or hardware.get('cpu') or 'a machine that is not recorded'}, {hardware.get('threads', '?')} threads."
+    machine = hardware.get("gpu") or hardware.get("cpu") or "a machine that is not recorded"
+    return f"Prices were measured on {machine}, {hardware.get('threads', '?')} threads."
 
 
 def speed(decisions: pd.DataFrame) -> str:
@@ -187,7 +234,8 @@ def speed(decisions: pd.DataFrame) -> str:
     faster = rows[rows["speed_low"] > 1].sort_values("speed", ascending=False)
     if not len(faster):
         return "At the measured prices no way of choosing is faster than the best fixed arm."
-    return f"At the measured prices {listed(faster['policy'])} {'are' if len(faster) > 1 else 'is'} faster than the best fixed arm."
+    verb = "are" if len(faster) > 1 else "is"
+    return f"At the measured prices {listed(faster['policy'])} {verb} faster than the best fixed arm."
 
 
 # ---- the original study
@@ -202,14 +250,26 @@ def reported(path: str | Path) -> list[Claim]:
 def _reported(row: Mapping[str, str]) -> Claim:
     value: object = float(row["value"]) if row["unit"] else row["value"]
     if row["low"]:
-        value = Estimate(value, float(row["low"]), float(row["high"]), 0.95, 0, "as reported, blocks resampled", 0, None)
-    claim = make_claim(row["name"], value, label="REPORTED", unit=row["unit"], source=SOURCE, reason="" if row["low"] else "none was reported")
+        value = Estimate(
+            value, float(row["low"]), float(row["high"]), 0.95, 0, "as reported, blocks resampled", 0, None
+        )
+    claim = make_claim(
+        row["name"],
+        value,
+        label="REPORTED",
+        unit=row["unit"],
+        source=SOURCE,
+        reason="" if row["low"] else "none was reported",
+    )
     return replace(claim, n=None)
 
 
 def prefixed(prefix: str, claims: Iterable[Claim]) -> list[Claim]:
     """The same claims under longer names, reported_NAME."""
-    return [replace(claim, name=f"{prefix}_{claim.name}", headline=False, reason=claim.reason or "shown for comparison") for claim in claims]
+    return [
+        replace(claim, name=f"{prefix}_{claim.name}", headline=False, reason=claim.reason or "shown for comparison")
+        for claim in claims
+    ]
 
 
 def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> list[Row]:
@@ -219,17 +279,21 @@ def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> list[Row]:
 
 
 def judge(ours: Claim | None, theirs: Claim) -> str:
-    """same or different (words); higher here, lower here, intervals overlap (numbers; a number without interval is a point).
+    """same or different (words); higher here, lower here, intervals overlap (numbers; a number without interval is a
+    point).
 
     >>> from specsel.claims import Label
-    >>> judge(Claim("g", 0.2, "fraction", Label.MEASURED, 0.15, 0.25), Claim("g", 0.133, "fraction", Label.REPORTED, 0.123, 0.142))
+    >>> ours = Claim("g", 0.2, "fraction", Label.MEASURED, 0.15, 0.25)
+    >>> judge(ours, Claim("g", 0.133, "fraction", Label.REPORTED, 0.123, 0.142))
     'higher here'
     """
     if ours is None or ours.value is None:
         return "not measured here"
     if isinstance(theirs.value, str):
         return "same" if ours.value == theirs.value else "different"
-    (low, high), (other_low, other_high) = ((c.value, c.value) if c.low is None or c.high is None else (c.low, c.high) for c in (ours, theirs))
+    (low, high), (other_low, other_high) = (
+        (c.value, c.value) if c.low is None or c.high is None else (c.low, c.high) for c in (ours, theirs)
+    )
     if low > other_high:
         return "higher here"
     return "lower here" if high < other_low else "intervals overlap"
@@ -238,10 +302,26 @@ def judge(ours: Claim | None, theirs: Claim) -> str:
 def replication(rows: Sequence[Row]) -> dict[str, str]:
     """Computed sentences about what carries over: gap, headroom, capture, verdicts, price."""
     words = {theirs.name: verdict for theirs, _, verdict in rows}
-    verdicts = _grouped({name.partition(":")[2]: verdict for name, verdict in words.items() if name.startswith("verdict:")})
-    relation = {"higher here": "higher here than reported", "lower here": "lower here than reported",
-                "intervals overlap": "not distinguishable from the reported one"}
-    about = {"gap": ("The per-block oracle gap", "oracle_gap"), "headroom": ("The headroom of choosing by workload", "workload_headroom"),
-             "capture": ("The share of the gap that the selector captures", "capture"), "price": ("The drafter cost up to which selection pays", "break_even_rho")}
-    found = {key: f"{what} is {relation.get(words.get(name, ''), 'not measured here')}." for key, (what, name) in about.items()}
-    return found | {"selector": "Verdicts per held-out workload: " + "; ".join(f"{verdict} on {listed(where)}" for verdict, where in verdicts.items()) + "."}
+    verdicts = _grouped(
+        {name.partition(":")[2]: verdict for name, verdict in words.items() if name.startswith("verdict:")}
+    )
+    relation = {
+        "higher here": "higher here than reported",
+        "lower here": "lower here than reported",
+        "intervals overlap": "not distinguishable from the reported one",
+    }
+    about = {
+        "gap": ("The per-block oracle gap", "oracle_gap"),
+        "headroom": ("The headroom of choosing by workload", "workload_headroom"),
+        "capture": ("The share of the gap that the selector captures", "capture"),
+        "price": ("The drafter cost up to which selection pays", "break_even_rho"),
+    }
+    found = {
+        key: f"{what} is {relation.get(words.get(name, ''), 'not measured here')}."
+        for key, (what, name) in about.items()
+    }
+    return found | {
+        "selector": "Verdicts per held-out workload: "
+        + "; ".join(f"{verdict} on {listed(where)}" for verdict, where in verdicts.items())
+        + "."
+    }

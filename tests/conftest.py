@@ -1,4 +1,5 @@
 """Settings of the whole suite: derandomised examples, and no engine tests where torch is not installed."""
+
 from importlib.util import find_spec
 
 from hypothesis import settings

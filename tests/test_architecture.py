@@ -1,4 +1,7 @@
-"""The house rules that a reader cannot check by eye: import order, imports without side effects, short functions, explicit encodings."""
+"""The house rules that a reader cannot check by eye: import order, imports without side effects, short functions,
+explicit encodings.
+"""
+
 import ast
 import subprocess
 import sys
@@ -8,9 +11,43 @@ from statistics import median
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "specsel"
-ORDER = ("records", "columns", "log", "importers", "statistics", "intervals", "decisions", "policies", "contextual", "streams", "replay",
-         "catalogue", "tuning", "redraft", "breakeven", "logistic", "selector", "routing", "diagnostics", "simulation", "claims",
-         "headline", "coverage", "overview", "tables", "verdicts", "charts", "book", "sphinxext", "doctor", "engine_cli", "cli")
+ORDER = (
+    "records",
+    "columns",
+    "log",
+    "importers",
+    "statistics",
+    "intervals",
+    "decisions",
+    "policies",
+    "contextual",
+    "streams",
+    "replay",
+    "catalogue",
+    "tuning",
+    "redraft",
+    "breakeven",
+    "logistic",
+    "selector",
+    "routing",
+    "diagnostics",
+    "simulation",
+    "claims",
+    "headline",
+    "coverage",
+    "overview",
+    "tables",
+    "verdicts",
+    "charts",
+    "staging",
+    "pages",
+    "book",
+    "release",
+    "sphinxext",
+    "doctor",
+    "engine_cli",
+    "cli",
+)
 ENGINE_MAY_IMPORT = {"log", "policies", "replay"}
 LONGEST, TYPICAL = 60, 8  # lines of a function without its docstring: the limit, and the median to keep
 
@@ -48,7 +85,7 @@ def test_every_module_has_its_place_in_the_order():
 @pytest.mark.parametrize("name", ORDER)
 def test_modules_import_only_modules_above_them(name):
     """The engine is the one exception: the commands that need it import it when they run."""
-    above = set(ORDER[:ORDER.index(name)]) | ({"engine"} if name in ("engine_cli", "doctor") else set())
+    above = set(ORDER[: ORDER.index(name)]) | ({"engine"} if name in ("engine_cli", "doctor") else set())
     assert imported(PACKAGE / f"{name}.py") <= above
 
 
@@ -79,13 +116,16 @@ assert "torch" not in sys.modules and "specsel.engine" not in sys.modules
 
 
 def test_import_has_no_side_effects():
-    """No seed, no log level, no chart theme, no warning filter, no file: importing everything changes nothing that others see."""
+    """No seed, no log level, no chart theme, no warning filter, no file: importing everything changes nothing that
+    others see.
+    """
     names = [f"specsel.{name}" for name in ORDER if name not in ("sphinxext", "cli", "engine_cli")]
     run(f"""
 import importlib, logging, os, random, sys, warnings
 import altair, numpy, pandas, scipy.stats, sklearn.pipeline
 def state():
-    return (str(numpy.random.get_state()), random.getstate(), logging.getLogger().level, len(logging.getLogger().handlers),
+    root = logging.getLogger()
+    return (str(numpy.random.get_state()), random.getstate(), root.level, len(root.handlers),
             altair.renderers.active, altair.theme.active, dict(os.environ), sorted(os.listdir(".")), numpy.geterr())
 before = state()
 [importlib.import_module(n) for n in {names}]
@@ -94,11 +134,18 @@ assert state() == before
 
 
 def test_the_root_package_loads_nothing():
-    assert run("import sys, specsel; print(sum(m.startswith(('numpy', 'specsel.')) for m in sys.modules))").strip() == "0"
+    assert (
+        run("import sys, specsel; print(sum(m.startswith(('numpy', 'specsel.')) for m in sys.modules))").strip() == "0"
+    )
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error():
-    run("import specsel\ntry: specsel.no_such_name\nexcept AttributeError as error: assert 'no_such_name' in str(error)\nelse: raise SystemExit(1)")
+    run(
+        "import specsel\n"
+        "try: specsel.no_such_name\n"
+        "except AttributeError as error: assert 'no_such_name' in str(error)\n"
+        "else: raise SystemExit(1)"
+    )
 
 
 def test_functions_stay_short():
@@ -113,7 +160,9 @@ def test_the_global_random_generator_is_never_used():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np.random", "numpy.random"):
-                assert node.attr in ("default_rng", "Generator", "SeedSequence", "PCG64", "Philox"), f"{path.name}: {ast.unparse(node)}"
+                assert node.attr in ("default_rng", "Generator", "SeedSequence", "PCG64", "Philox"), (
+                    f"{path.name}: {ast.unparse(node)}"
+                )
 
 
 def test_text_files_are_opened_with_an_encoding():
@@ -124,8 +173,15 @@ def test_text_files_are_opened_with_an_encoding():
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            given = {keyword.arg for keyword in node.keywords} | ({"encoding"} if name == "read_text" and node.args else set())
-            binary = any(isinstance(arg, ast.Constant) and isinstance(arg.value, str) and "b" in arg.value for arg in node.args[1:])
-            if name in ("read_text", "write_text") or (name == "open" and isinstance(node.func, ast.Name) and not binary):
+            given = {keyword.arg for keyword in node.keywords} | (
+                {"encoding"} if name == "read_text" and node.args else set()
+            )
+            binary = any(
+                isinstance(arg, ast.Constant) and isinstance(arg.value, str) and "b" in arg.value
+                for arg in node.args[1:]
+            )
+            if name in ("read_text", "write_text") or (
+                name == "open" and isinstance(node.func, ast.Name) and not binary
+            ):
                 found += [] if "encoding" in given else [f"{path.name}, line {node.lineno}: {ast.unparse(node)[:60]}"]
     assert found == []
