@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.breakeven import CostError, Costs, read_costs
 from specsel.intervals import bootstrap_many
 from specsel.log import LogError, PositionLog
 from specsel.replay import fixed
-from specsel.routing import context_length
 from specsel.statistics import ratio, request_sums
 from specsel.tuning import split_requests
 
@@ -200,25 +198,3 @@ def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
         ],
         columns=columns,
     )
-
-
-def measured_costs(run: str | Path) -> Costs | None:
-    """The costs of a run folder's timings.json; None when it has none."""
-    path = Path(run) / "timings.json"
-    return read_costs(json.loads(path.read_text("utf-8"))) if path.is_file() else None
-
-
-def price_table(costs: Costs | None, log: PositionLog) -> pd.DataFrame:
-    """Measured rho and seconds per draft of every timed arm, at the median context of the log; empty without
-    timings.
-    """
-    rows = []
-    context = float(np.median(context_length(log)))
-    for arm in log.arms if costs else ():
-        try:
-            rows.append(
-                {"arm": arm, "rho": costs.rho(arm, log.draft_len, context), "draft": float(costs.draft_s(arm, context))}
-            )
-        except CostError:
-            continue
-    return pd.DataFrame(rows, columns=["arm", "rho", "draft"])

@@ -227,15 +227,15 @@ def timings(costs: Costs | None) -> str:
 
 
 def speed(decisions: pd.DataFrame) -> str:
-    """Does anything beat the best fixed arm in modelled time? The table of `routing.decision_table`."""
+    """Does anything beat the dominant arm in modelled time? The table of `routing.decision_table`."""
     if "speed" not in decisions:
         return "Without timings nothing is said about time."
     rows = decisions[~decisions["policy"].str.contains("hindsight|always|plain")]
     faster = rows[rows["speed_low"] > 1].sort_values("speed", ascending=False)
     if not len(faster):
-        return "At the measured prices no way of choosing is faster than the best fixed arm."
+        return "At the measured prices no way of choosing is faster than always running the dominant arm."
     verb = "are" if len(faster) > 1 else "is"
-    return f"At the measured prices {listed(faster['policy'])} {verb} faster than the best fixed arm."
+    return f"At the measured prices {listed(faster['policy'])} {verb} faster than always running the dominant arm."
 
 
 # ---- the original study
