@@ -1,7 +1,9 @@
-"""The commands that need the engine: options in, one call of `specsel.engine` each; torch is imported when a command runs.
+"""The commands that need the engine: options in, one call of `specsel.engine` each; torch is imported when a command
+runs.
 
 Defaults live in the engine's configuration records: an option that is not given is not passed on.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,16 +14,22 @@ import typer
 Target = Annotated[str | None, typer.Option(help="embedded target (default), a folder, or a hub model")]
 Revision = Annotated[str | None, typer.Option(help="pinned revision of a hub model")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps")]
-Dtype = Annotated[str, typer.Option(help="precision of the target; equality with plain decoding is claimed for float32 only")]
+Dtype = Annotated[
+    str, typer.Option(help="precision of the target; equality with plain decoding is claimed for float32 only")
+]
 Eagle = Annotated[Path | None, typer.Option(help="folder of the EAGLE-3 head")]
 Dflash = Annotated[Path | None, typer.Option(help="folder of the DFlash drafter")]
-Prompts = Annotated[Path | None, typer.Option(help="folder of prompt files (default: $SPECSEL_PROMPTS, else data/prompts)")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="folder of prompt files (default: $SPECSEL_PROMPTS, else data/prompts)")
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="folder to write; an interrupted run is resumed")]
 
 
 def add_engine_commands(app: typer.Typer) -> None:
     """Add fetch, train, collect, time and race to the command line."""
-    train = typer.Typer(help="Training data and drafters.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    train = typer.Typer(
+        help="Training data and drafters.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    )
     train.command("data")(train_data)
     train.command("eagle")(train_eagle)
     train.command("dflash")(train_dflash)
@@ -40,8 +48,15 @@ def fetch() -> None:
     print(engine.fetch())
 
 
-def train_data(out: Out = Path("_build/train"), tokens: Annotated[int, typer.Option(help="output tokens to generate")] = 1_000_000, prompts: Prompts = None,
-               target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Annotated[str, typer.Option(help="precision of generation")] = "bfloat16") -> None:
+def train_data(
+    out: Out = Path("_build/train"),
+    tokens: Annotated[int, typer.Option(help="output tokens to generate")] = 1_000_000,
+    prompts: Prompts = None,
+    target: Target = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Annotated[str, typer.Option(help="precision of generation")] = "bfloat16",
+) -> None:
     """Let the target answer the training prompts: what drafters are trained on.
 
     Example: specsel train data --tokens 1000000 --out _build/train
@@ -51,9 +66,16 @@ def train_data(out: Out = Path("_build/train"), tokens: Annotated[int, typer.Opt
     print(engine.build(_target(target, revision, device, "float32"), out, tokens=tokens, prompts=prompts, dtype=dtype))
 
 
-def train_eagle(data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"), out: Out = Path("data/drafters/eagle"),
-                steps: Annotated[int | None, typer.Option(help="training steps")] = None, seed: Annotated[int | None, typer.Option()] = None,
-                target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+def train_eagle(
+    data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"),
+    out: Out = Path("data/drafters/eagle"),
+    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    target: Target = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
     """Train the EAGLE-3 head on the target's own answers.
 
     Example: specsel train eagle --data _build/train --out data/drafters/eagle
@@ -61,9 +83,16 @@ def train_eagle(data: Annotated[Path, typer.Option(help="folder of training data
     _train("eagle", data, out, steps, seed, target, revision, device, dtype)
 
 
-def train_dflash(data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"), out: Out = Path("data/drafters/dflash"),
-                 steps: Annotated[int | None, typer.Option(help="training steps")] = None, seed: Annotated[int | None, typer.Option()] = None,
-                 target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+def train_dflash(
+    data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"),
+    out: Out = Path("data/drafters/dflash"),
+    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    target: Target = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
     """Train the block-diffusion drafter on the target's own answers.
 
     Example: specsel train dflash --data _build/train --out data/drafters/dflash
@@ -71,18 +100,38 @@ def train_dflash(data: Annotated[Path, typer.Option(help="folder of training dat
     _train("dflash", data, out, steps, seed, target, revision, device, dtype)
 
 
-def collect(out: Out, requests: Annotated[int | None, typer.Option(help="prompts per workload")] = None, max_new: Annotated[int | None, typer.Option(help="output tokens, at most")] = None,
-            draft_len: Annotated[int | None, typer.Option(help="cap on drafted tokens per block")] = None, temperature: Annotated[float | None, typer.Option(help="0 = greedy")] = None,
-            seed: Annotated[int | None, typer.Option(help="of the noise streams when temperature > 0")] = None, prompts: Prompts = None, eagle: Eagle = None, dflash: Dflash = None,
-            check: Annotated[list[str] | None, typer.Option(help="afterwards decode all requests with this fixed arm and compare every block; may be repeated")] = None,
-            target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+def collect(
+    out: Out,
+    requests: Annotated[int | None, typer.Option(help="prompts per workload")] = None,
+    max_new: Annotated[int | None, typer.Option(help="output tokens, at most")] = None,
+    draft_len: Annotated[int | None, typer.Option(help="cap on drafted tokens per block")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 = greedy")] = None,
+    seed: Annotated[int | None, typer.Option(help="of the noise streams when temperature > 0")] = None,
+    prompts: Prompts = None,
+    eagle: Eagle = None,
+    dflash: Dflash = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="afterwards decode all requests with this fixed arm and compare every block; may be repeated"
+        ),
+    ] = None,
+    target: Target = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
     """Collect a run folder: what every arm would have had accepted at every position of the target's own output.
 
     Example: specsel collect --requests 32 --out data/runs/mine
     """
     from specsel import engine
 
-    config = engine.CollectConfig(**_given(requests=requests, max_new=max_new, draft_len=draft_len, temperature=temperature, seed=seed, prompts=prompts))
+    config = engine.CollectConfig(
+        **_given(
+            requests=requests, max_new=max_new, draft_len=draft_len, temperature=temperature, seed=seed, prompts=prompts
+        )
+    )
     loaded, pool = _target(target, revision, device, dtype), engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
     drafters = engine.load_pool(loaded, pool)
     print(engine.collect(loaded, drafters, out, config, drafters=engine.describe(pool)))
@@ -90,8 +139,16 @@ def collect(out: Out, requests: Annotated[int | None, typer.Option(help="prompts
         print(engine.check_engine(engine.Features(loaded), drafters, out, arms=tuple(check), prompts=prompts))
 
 
-def time_command(run: Annotated[Path, typer.Argument(help="run folder; timings.json is written there")], samples: Annotated[int | None, typer.Option(help="timed calls of each")] = None,
-                 eagle: Eagle = None, dflash: Dflash = None, target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+def time_command(
+    run: Annotated[Path, typer.Argument(help="run folder; timings.json is written there")],
+    samples: Annotated[int | None, typer.Option(help="timed calls of each")] = None,
+    eagle: Eagle = None,
+    dflash: Dflash = None,
+    target: Target = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
     """Time drafts, verifications and cache catch-up on this machine: the raw samples behind rho and alpha.
 
     Example: specsel time data/runs/spine
@@ -100,12 +157,25 @@ def time_command(run: Annotated[Path, typer.Argument(help="run folder; timings.j
 
     loaded = _target(target, revision, device, dtype)
     pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
-    print(engine.write_timings(run, engine.measure(engine.Features(loaded), pool, engine.TimingConfig(**_given(samples=samples)))))
+    print(
+        engine.write_timings(
+            run, engine.measure(engine.Features(loaded), pool, engine.TimingConfig(**_given(samples=samples)))
+        )
+    )
 
 
-def race(run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again")], policy: Annotated[list[str] | None, typer.Option(help="policy to race; may be repeated")] = None,
-         requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
-         prompts: Prompts = None, eagle: Eagle = None, dflash: Dflash = None, target: Target = None, revision: Revision = None, device: Device = "cpu", dtype: Dtype = "float32") -> None:
+def race(
+    run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again")],
+    policy: Annotated[list[str] | None, typer.Option(help="policy to race; may be repeated")] = None,
+    requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
+    prompts: Prompts = None,
+    eagle: Eagle = None,
+    dflash: Dflash = None,
+    target: Target = None,
+    revision: Revision = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
     """Decode with policies in real time, plain decoding among them, and compare tokens and wall clock.
 
     Example: specsel race data/runs/spine --policy fixed:dflash --policy union --requests 4
@@ -114,13 +184,39 @@ def race(run: Annotated[Path, typer.Argument(help="run folder whose requests are
 
     loaded = _target(target, revision, device, dtype)
     pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
-    print(engine.race(engine.Features(loaded), pool, run, policies=tuple(policy or ()), **_given(per_workload=requests, prompts=prompts)))
+    print(
+        engine.race(
+            engine.Features(loaded),
+            pool,
+            run,
+            policies=tuple(policy or ()),
+            **_given(per_workload=requests, prompts=prompts),
+        )
+    )
 
 
-def _train(kind: str, data: Path, out: Path, steps: int | None, seed: int | None, target: str | None, revision: str | None, device: str, dtype: str) -> None:
+def _train(
+    kind: str,
+    data: Path,
+    out: Path,
+    steps: int | None,
+    seed: int | None,
+    target: str | None,
+    revision: str | None,
+    device: str,
+    dtype: str,
+) -> None:
     from specsel import engine
 
-    print(engine.train_drafter(kind, _target(target, revision, device, dtype), data, out, engine.recipe(kind, **_given(steps=steps, seed=seed))))
+    print(
+        engine.train_drafter(
+            kind,
+            _target(target, revision, device, dtype),
+            data,
+            out,
+            engine.recipe(kind, **_given(steps=steps, seed=seed)),
+        )
+    )
 
 
 def _target(name: str | None, revision: str | None, device: str, dtype: str) -> Any:

@@ -1,12 +1,32 @@
-"""The engine: target, drafters, harness. Needs the extra ``engine`` (torch, transformers); names resolve on first use."""
+"""The engine: target, drafters, harness.
+
+Needs the extra ``engine`` (torch, transformers); names resolve on first use.
+"""
 
 from __future__ import annotations
 
 import importlib
 
-_HOMES = {"CollectConfig": "harness", "Decoder": "decode", "Features": "target", "PoolConfig": "pool", "TimingConfig": "timing",
-          "TrainConfig": "train", "build": "data", "check_engine": "equality", "collect": "harness", "describe": "pool", "fetch": "target", "load_pool": "pool",
-          "load_target": "target", "measure": "timing", "race": "races", "recipe": "train", "train_drafter": "train", "write_timings": "timing"}
+_HOMES = {
+    "CollectConfig": "harness",
+    "Decoder": "decode",
+    "Features": "target",
+    "PoolConfig": "pool",
+    "TimingConfig": "timing",
+    "TrainConfig": "train",
+    "build": "data",
+    "check_engine": "equality",
+    "collect": "harness",
+    "describe": "pool",
+    "fetch": "target",
+    "load_pool": "pool",
+    "load_target": "target",
+    "measure": "timing",
+    "race": "races",
+    "recipe": "train",
+    "train_drafter": "train",
+    "write_timings": "timing",
+}
 __all__ = sorted(_HOMES)
 
 
@@ -19,5 +39,7 @@ def __getattr__(name: str):
         if error.name in ("torch", "transformers", "safetensors", "platformdirs", "psutil"):
             from specsel.log import SpecselError
 
-            raise SpecselError(f"'{error.name}' is not installed; the engine needs the extra 'engine': pip install 'specsel[engine]'.") from error
+            raise SpecselError(
+                f"'{error.name}' is not installed; the engine needs the extra 'engine': pip install 'specsel[engine]'."
+            ) from error
         raise

@@ -18,14 +18,21 @@ class CascadeConfig:
 
 
 def combine(lookup: Drafts, fallback: Drafts, config: CascadeConfig) -> Drafts:
-    """Row by row the lookup draft where its match is at least ``n_switch``, else the fallback's draft, tagged with its source.
+    """Row by row the lookup draft where its match is at least ``n_switch``, else the fallback's draft, tagged with its
+    source.
 
     On rows without a long match the arm is therefore identical to its fallback. A short lookup draft is not padded.
     """
     use = (lookup.match_length >= config.n_switch) & (lookup.proposed > 0)
-    return Drafts(np.where(use[:, None], lookup.tokens, fallback.tokens), np.where(use, lookup.proposed, fallback.proposed),
-                  np.where(use[:, None], np.nan, fallback.confidence), np.where(use[:, None], np.nan, fallback.entropy),
-                  match_length=lookup.match_length, source=np.where(use, 0, 1), sources=("ngram", config.fallback))
+    return Drafts(
+        np.where(use[:, None], lookup.tokens, fallback.tokens),
+        np.where(use, lookup.proposed, fallback.proposed),
+        np.where(use[:, None], np.nan, fallback.confidence),
+        np.where(use[:, None], np.nan, fallback.entropy),
+        match_length=lookup.match_length,
+        source=np.where(use, 0, 1),
+        sources=("ngram", config.fallback),
+    )
 
 
 class Cascade:
@@ -56,4 +63,6 @@ class Cascade:
 
     def propose_all(self, tokens: list[int], n_prompt: int, taps: object, draft_len: int) -> Drafts:
         """The batched twin: both parts at every anchor, combined row by row."""
-        return self.combine(*(part.propose_all(tokens, n_prompt, taps, draft_len) for part in (self.ngram, self.fallback)))
+        return self.combine(
+            *(part.propose_all(tokens, n_prompt, taps, draft_len) for part in (self.ngram, self.fallback))
+        )

@@ -1,4 +1,5 @@
-"""Training data: the target's own greedy answers to the training prompts, with tap features and soft targets, in resumable shards."""
+"""Training data: the target's own greedy answers to the training prompts, with tap features and soft targets, in
+resumable shards."""
 
 from __future__ import annotations
 
@@ -41,11 +42,14 @@ def shard_path(out: Path, number: int) -> Path:
     return out / f"shard_{number:03d}.safetensors"
 
 
-def build(target: Target, out: Path, *, tokens: int, prompts: Path | None = None, dtype: str = "bfloat16", batch: int = 128) -> dict:
-    """Generates shards in ``out`` until at least ``tokens`` output tokens without loops are there; finished shards are kept.
+def build(
+    target: Target, out: Path, *, tokens: int, prompts: Path | None = None, dtype: str = "bfloat16", batch: int = 128
+) -> dict:
+    """Generates shards in ``out`` until at least ``tokens`` output tokens without loops are there; finished shards are
+    kept.
 
-    Each shard is written under a temporary name and renamed, so a stop at any moment loses the shard in progress only. Returns the
-    counts over all shards. Raises DataError when the prompts run out.
+    Each shard is written under a temporary name and renamed, so a stop at any moment loses the shard in progress only.
+    Returns the counts over all shards. Raises DataError when the prompts run out.
     """
     out.mkdir(parents=True, exist_ok=True)
     queue = [(p, encode(target.tokenizer, p)) for p in interleave(prompts)]
@@ -56,7 +60,9 @@ def build(target: Target, out: Path, *, tokens: int, prompts: Path | None = None
         while total["kept_tokens"] < tokens:
             part = queue[number * SHARD_PROMPTS : (number + 1) * SHARD_PROMPTS]
             if not part:
-                raise DataError(f"the prompts are used up after {total['kept_tokens']} tokens; ask for fewer tokens than {tokens}.")
+                raise DataError(
+                    f"the prompts are used up after {total['kept_tokens']} tokens; ask for fewer tokens than {tokens}."
+                )
             path = shard_path(out, number)
             if not path.is_file():
                 bulk = bulk or BatchedTarget(target.model, target.taps, dtype=getattr(torch, dtype))
@@ -70,9 +76,17 @@ def build(target: Target, out: Path, *, tokens: int, prompts: Path | None = None
 
 
 def _answers(bulk: BatchedTarget, target: Target, part: list, batch: int, bar: tqdm) -> list[Generation]:
-    order = sorted(range(len(part)), key=lambda i: len(part[i][1]))       # rows of like length waste no attention
+    order = sorted(range(len(part)), key=lambda i: len(part[i][1]))  # rows of like length waste no attention
     answers = [None] * len(part)
-    stream = generate(bulk, [part[i][1] for i in order], max_new=MAX_NEW, eos_ids=target.eos_ids, batch=batch, keep_top=True, stop_loops=True)
+    stream = generate(
+        bulk,
+        [part[i][1] for i in order],
+        max_new=MAX_NEW,
+        eos_ids=target.eos_ids,
+        batch=batch,
+        keep_top=True,
+        stop_loops=True,
+    )
     for answer in stream:
         answers[order[answer.index]] = answer
         bar.update(len(answer.output))
@@ -82,11 +96,22 @@ def _answers(bulk: BatchedTarget, target: Target, part: list, batch: int, bar: t
 def _write_shard(path: Path, part: list, answers: list[Generation], dtype: str, target_sha256: str) -> None:
     looping = [answer.stop == "loop" or is_looping(answer.output) for answer in answers]
     output = [len(answer.output) for answer in answers]
-    counts = {"requests": len(answers), "output_tokens": sum(output), "looping": sum(looping),
-              "kept_tokens": sum(n for n, loop in zip(output, looping, strict=True) if not loop)}
-    tensors = {name: torch.cat([getattr(answer, name) for answer in answers]) for name in ("taps", "top_ids", "top_logits", "lse")}
-    tensors |= {"tokens": torch.cat([answer.tokens for answer in answers]).int(), "n_prompt": torch.tensor([a.n_prompt for a in answers]),
-                "n_output": torch.tensor(output), "looping": torch.tensor(looping)}
+    counts = {
+        "requests": len(answers),
+        "output_tokens": sum(output),
+        "looping": sum(looping),
+        "kept_tokens": sum(n for n, loop in zip(output, looping, strict=True) if not loop),
+    }
+    tensors = {
+        name: torch.cat([getattr(answer, name) for answer in answers])
+        for name in ("taps", "top_ids", "top_logits", "lse")
+    }
+    tensors |= {
+        "tokens": torch.cat([answer.tokens for answer in answers]).int(),
+        "n_prompt": torch.tensor([a.n_prompt for a in answers]),
+        "n_output": torch.tensor(output),
+        "looping": torch.tensor(looping),
+    }
     requests = [f"{prompt.workload}/{prompt.id}" for prompt, _ in part]
     metadata = {"counts": json.dumps(counts), "requests": json.dumps(requests), "dtype": dtype, "target": target_sha256}
     save_file(tensors, f"{path}.part", metadata)
@@ -101,7 +126,8 @@ def read_counts(path: Path) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Example:
-    """One training answer: ``tokens`` (n,), ``taps`` (n - 1, 3H), soft targets of its T = n - ``n_prompt`` output tokens."""
+    """One training answer: ``tokens`` (n,), ``taps`` (n - 1, 3H), soft targets of its T = n - ``n_prompt`` output
+    tokens."""
 
     tokens: Tensor
     n_prompt: int
@@ -116,12 +142,20 @@ def examples(path: Path) -> Iterator[Example]:
     with safe_open(str(path), "pt") as shard:
         data = {name: shard.get_tensor(name) for name in shard.keys()}
     token, tap, out = 0, 0, 0
-    for n_prompt, n_output, loop in zip(data["n_prompt"].tolist(), data["n_output"].tolist(), data["looping"].tolist(), strict=True):
+    for n_prompt, n_output, loop in zip(
+        data["n_prompt"].tolist(), data["n_output"].tolist(), data["looping"].tolist(), strict=True
+    ):
         n = n_prompt + n_output
         if not loop and n_output >= 4:
             where = slice(out, out + n_output)
-            yield Example(data["tokens"][token : token + n].long(), n_prompt, data["taps"][tap : tap + n - 1], data["top_ids"][where],
-                          data["top_logits"][where], data["lse"][where])
+            yield Example(
+                data["tokens"][token : token + n].long(),
+                n_prompt,
+                data["taps"][tap : tap + n - 1],
+                data["top_ids"][where],
+                data["top_logits"][where],
+                data["lse"][where],
+            )
         token, tap, out = token + n, tap + n - 1, out + n_output
 
 

@@ -1,4 +1,5 @@
-"""Speculative decoding of one request: draft, verify the union in one target pass, commit, roll the caches back, repeat."""
+"""Speculative decoding of one request: draft, verify the union in one target pass, commit, roll the caches back,
+repeat."""
 
 from __future__ import annotations
 
@@ -15,19 +16,21 @@ from specsel.engine.verify import accept, attention_mask, merge
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: where it started, which arm was committed, and per verified arm what it proposed and had accepted (bonus excluded)."""
+    """One block: where it started, which arm was committed, and per verified arm what it proposed and had accepted
+    (bonus excluded)."""
 
     position: int
     arm: str
     proposed: dict[str, int]
     accepted: dict[str, int]
     emitted: int
-    rows: int          # rows of the target pass
+    rows: int  # rows of the target pass
 
 
 @dataclass(slots=True)
 class Trace:
-    """An answer with the blocks that made it; ``margins`` are the target's top-1 minus top-2 logits at every committed token."""
+    """An answer with the blocks that made it; ``margins`` are the target's top-1 minus top-2 logits at every committed
+    token."""
 
     output: list[int]
     stop: str
@@ -36,7 +39,8 @@ class Trace:
 
 
 Decide = Callable[[int, dict], tuple[list[str], str | None]]
-"""Maps (position, state) to the arms to draft with and the arm to commit (None = the one with most accepted, first on ties)."""
+"""Maps (position, state) to the arms to draft with and the arm to commit (None = the one with most accepted, first on
+ties)."""
 
 
 def always(arm: str) -> Decide:
@@ -50,14 +54,18 @@ def plain(position: int, state: dict) -> tuple[list[str], None]:
 
 
 class Decoder:
-    """A target and a pool of drafters that are kept in step with the committed text; drafts come from whichever arms are asked."""
+    """A target and a pool of drafters that are kept in step with the committed text; drafts come from whichever arms
+    are asked."""
 
-    def __init__(self, features: Features, pool: dict[str, object], *, draft_len: int = 9, choose: Choose = greedy) -> None:
+    def __init__(
+        self, features: Features, pool: dict[str, object], *, draft_len: int = 9, choose: Choose = greedy
+    ) -> None:
         self.features, self.pool, self.draft_len, self.choose = features, pool, draft_len, choose
         self.target = features.target
 
     def run(self, prompt: list[int], decide: Decide, *, max_new: int, index: int = 0) -> Trace:
-        """Decodes one request of at most ``max_new`` output tokens; ``index`` names the request to the choice rule (its noise stream)."""
+        """Decodes one request of at most ``max_new`` output tokens; ``index`` names the request to the choice rule (its
+        noise stream)."""
         logits, taps, cache = self.features(self._tensor(prompt), last_only=True)
         for drafter in self.pool.values():
             drafter.reset()
@@ -91,15 +99,27 @@ class Decoder:
         logits, taps, _ = self.features(self._tensor(trie.tokens), cache=cache, positions=cached + depths, mask=mask)
         choices = self._choices(logits, [position + 1 + depth for depth in trie.depths], index)
         rule = {"remaining": max_new - len(trace.output), "eos_ids": self.target.eos_ids}
-        judged = {arm: accept(drafts[arm], [choices[node] for node in [0, *path]], **rule) for arm, path in zip(arms, trie.paths, strict=True)}
-        judged[""] = accept([], choices[:1], **rule)                              # nothing drafted: the target's own token
+        judged = {
+            arm: accept(drafts[arm], [choices[node] for node in [0, *path]], **rule)
+            for arm, path in zip(arms, trie.paths, strict=True)
+        }
+        judged[""] = accept([], choices[:1], **rule)  # nothing drafted: the target's own token
         best = commit or max([*arms, ""], key=lambda arm: judged[arm][0])
         accepted, emitted, stop = judged[best]
         path = [0, *(trie.paths[arms.index(best)][:accepted] if best else [])]
         rows = self._tensor(path[: len(emitted)])
         keep(cache, cached, cached + rows)
         trace.margins += [_margin(logits[row]) for row in path[: len(emitted)]]
-        trace.blocks.append(Block(position, best, {a: len(drafts[a]) for a in arms}, {a: judged[a][0] for a in arms}, len(emitted), len(trie)))
+        trace.blocks.append(
+            Block(
+                position,
+                best,
+                {a: len(drafts[a]) for a in arms},
+                {a: judged[a][0] for a in arms},
+                len(emitted),
+                len(trie),
+            )
+        )
         trace.output += emitted
         trace.stop = stop or ""
         self._extend(emitted, taps[rows])

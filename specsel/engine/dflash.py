@@ -1,8 +1,9 @@
 """``dflash``: a block-diffusion drafter (DFlash, arXiv 2602.06036) that fills a whole block in one pass.
 
-The block is [anchor, mask, mask, ...]; slot k predicts the k-th token after the anchor. Target features of the committed text enter as
-extra keys and values of every layer ("KV injection") with no query, no residual and no update of their own. Three paths run the same
-arithmetic: one block (``propose``), all blocks of a request packed into one pass (``propose_all``), and training, which is the packed pass.
+The block is [anchor, mask, mask, ...]; slot k predicts the k-th token after the anchor. Target features of the
+committed text enter as extra keys and values of every layer ("KV injection") with no query, no residual and no update
+of their own. Three paths run the same arithmetic: one block (``propose``), all blocks of a request packed into one pass
+(``propose_all``), and training, which is the packed pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specsel.engine.draft import Drafts, distribution_statistics, from_slots
-from specsel.engine.layers import MLP, CheckpointError, DrafterFiles, RMSNorm, load_strictly, rotary, rotate, shared_scores, shared_values
+from specsel.engine.layers import (
+    MLP,
+    CheckpointError,
+    DrafterFiles,
+    RMSNorm,
+    load_strictly,
+    rotary,
+    rotate,
+    shared_scores,
+    shared_values,
+)
 
 PACK = 64
 """Blocks that share one packed pass when all anchors of a request are drafted."""
@@ -22,10 +33,11 @@ PACK = 64
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig:
-    """Shapes of a drafter; names as in the published config.json, ``block_size`` and ``mask_token_id`` at the top or in ``dflash_config``.
+    """Shapes of a drafter; names as in the published config.json, ``block_size`` and ``mask_token_id`` at the top or in
+    ``dflash_config``.
 
-    ``block_size`` counts the anchor. ``learned_mask`` (our own heads): the mask is a vector stored beside the weights, not a token.
-    ``head_slice``: number of target ids that the drafter scores; 0 = all.
+    ``block_size`` counts the anchor. ``learned_mask`` (our own heads): the mask is a vector stored beside the weights,
+    not a token. ``head_slice``: number of target ids that the drafter scores; 0 = all.
     """
 
     hidden_size: int
@@ -45,15 +57,23 @@ class DFlashConfig:
 
     @classmethod
     def from_dict(cls, config: dict, folder: object = "config.json") -> DFlashConfig:
-        """Reads a published config with either placement of ``block_size``; refuses variants that are not implemented, by name."""
+        """Reads a published config with either placement of ``block_size``; refuses variants that are not implemented,
+        by name."""
         config = config | config.get("dflash_config", {}) | config.get("rope_parameters", {})
         if config.get("is_causal") or "sliding_attention" in (config.get("layer_types") or []):
-            raise CheckpointError(f"{folder}: 'is_causal' / 'sliding_attention' layers are not supported; use a bidirectional DFlash drafter.")
+            raise CheckpointError(
+                f"{folder}: 'is_causal' / 'sliding_attention' layers are not supported; "
+                "use a bidirectional DFlash drafter."
+            )
         if config.get("rope_scaling") or config.get("attention_bias"):
-            raise CheckpointError(f"{folder}: 'rope_scaling' and 'attention_bias' are not supported in a DFlash drafter.")
+            raise CheckpointError(
+                f"{folder}: 'rope_scaling' and 'attention_bias' are not supported in a DFlash drafter."
+            )
         known = {f.name: config[f.name] for f in fields(cls) if config.get(f.name) is not None}
         if "target_layer_ids" not in known and "num_target_layers" in config:
-            known["target_layer_ids"] = default_layer_ids(config["num_target_layers"], known.get("num_hidden_layers", 1))
+            known["target_layer_ids"] = default_layer_ids(
+                config["num_target_layers"], known.get("num_hidden_layers", 1)
+            )
         known["target_layer_ids"] = tuple(known.get("target_layer_ids", ()))
         known.setdefault("head_dim", known.get("hidden_size", 0) // max(known.get("num_attention_heads", 1), 1))
         try:
@@ -73,7 +93,9 @@ def default_layer_ids(n_target_layers: int, n: int) -> tuple[int, ...]:
     >>> default_layer_ids(32, 5)
     (1, 8, 15, 22, 29)
     """
-    return (n_target_layers // 2,) if n == 1 else tuple(round(1 + i * (n_target_layers - 4) / (n - 1)) for i in range(n))
+    return (
+        (n_target_layers // 2,) if n == 1 else tuple(round(1 + i * (n_target_layers - 4) / (n - 1)) for i in range(n))
+    )
 
 
 class _Attention(nn.Module):
@@ -95,7 +117,8 @@ class _Layer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Injected keys and values of one request, per layer (S, kv, d), and how many context positions each of A blocks sees, (A,)."""
+    """Injected keys and values of one request, per layer (S, kv, d), and how many context positions each of A blocks
+    sees, (A,)."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -124,7 +147,8 @@ class DFlashModel(nn.Module):
         return rotary(positions, self.config.head_dim, self.config.rope_theta)
 
     def inject(self, taps: Tensor, positions: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values (S, kv, d) of every layer for the taps (S, 3H) of committed positions: project first, then norm."""
+        """Keys and values (S, kv, d) of every layer for the taps (S, 3H) of committed positions: project first, then
+        norm."""
         context, table = self.hidden_norm(self.fc(taps)), self._table(positions)
         attentions = [layer.self_attn for layer in self.layers]
         keys = [rotate(a.k_norm(self._heads(a.k_proj(context))), table) for a in attentions]
@@ -132,7 +156,9 @@ class DFlashModel(nn.Module):
 
     def blocks(self, anchors: Tensor, mask: Tensor) -> Tensor:
         """Block inputs (A, B, H) from anchor embeddings (A, H) and the mask vector (H,)."""
-        return torch.cat([anchors[:, None], mask.to(anchors.dtype).expand(len(anchors), self.config.block_size - 1, -1)], 1)
+        return torch.cat(
+            [anchors[:, None], mask.to(anchors.dtype).expand(len(anchors), self.config.block_size - 1, -1)], 1
+        )
 
     def forward(self, z: Tensor, starts: Tensor, contexts: list[tuple[slice, Context]]) -> Tensor:
         """Final states (A, B, H) of blocks z whose anchors stand at rotary positions ``starts`` (A,).
@@ -156,14 +182,14 @@ class DFlashModel(nn.Module):
         blocks, size, kv = *q.shape[:2], k.shape[2]
         keys, values = context.keys[index], context.values[index]
         visible = torch.arange(len(keys), device=q.device)[None] < context.seen.repeat_interleave(size)[:, None]
-        outer = shared_scores(q.flatten(0, 1), keys, visible)                                   # kv, groups, A*B, S
-        grouped = q.unflatten(2, (kv, -1)).permute(0, 2, 3, 1, 4)                               # A, kv, groups, B, d
-        inner = (grouped @ k.permute(0, 2, 3, 1)[:, :, None]).float() / q.shape[-1] ** 0.5      # A, kv, groups, B, B
+        outer = shared_scores(q.flatten(0, 1), keys, visible)  # kv, groups, A*B, S
+        grouped = q.unflatten(2, (kv, -1)).permute(0, 2, 3, 1, 4)  # A, kv, groups, B, d
+        inner = (grouped @ k.permute(0, 2, 3, 1)[:, :, None]).float() / q.shape[-1] ** 0.5  # A, kv, groups, B, B
         inner = inner.permute(1, 2, 0, 3, 4).flatten(2, 3)
         weights = torch.cat([outer, inner], -1).softmax(-1)
         mixed = shared_values(weights[..., : len(keys)], values).unflatten(0, (blocks, size))
         own = weights[..., len(keys) :].unflatten(2, (blocks, size)).permute(2, 0, 1, 3, 4).to(v.dtype)
-        own = own @ v.permute(0, 2, 1, 3)[:, :, None]                                           # A, kv, groups, B, d
+        own = own @ v.permute(0, 2, 1, 3)[:, :, None]  # A, kv, groups, B, d
         return mixed + own.permute(0, 3, 1, 2, 4).flatten(2)
 
 
@@ -187,7 +213,9 @@ class DFlash:
         self.model, self.embedding = model.eval(), embedding
         self.dtype = model.fc.weight.dtype
         if model.config.mask_token_id is not None and model.config.mask_token_id >= len(embedding):
-            raise CheckpointError(f"mask_token_id {model.config.mask_token_id} is outside the embedding table of {len(embedding)} rows.")
+            raise CheckpointError(
+                f"mask_token_id {model.config.mask_token_id} is outside the embedding table of {len(embedding)} rows."
+            )
         self.ids = model.head_ids if model.config.head_slice else torch.arange(len(head), device=head.device)
         self.head = (head[self.ids] if model.config.head_slice else head).to(self.dtype)
         self.reset()
@@ -211,7 +239,8 @@ class DFlash:
 
     @torch.inference_mode()
     def extend(self, tokens: list[int], taps: Tensor) -> None:
-        """Appends the taps (m, 3H) of newly processed tokens; the last committed token, ``tokens[-1]``, becomes the anchor."""
+        """Appends the taps (m, 3H) of newly processed tokens; the last committed token, ``tokens[-1]``, becomes the
+        anchor."""
         n = len(self.keys[0])
         positions = torch.arange(n, n + len(taps), device=taps.device)
         keys, values = self.model.inject(taps.to(self.dtype), positions)
@@ -223,7 +252,9 @@ class DFlash:
     def propose(self, draft_len: int) -> Drafts:
         """One block from the current anchor, cut to ``draft_len`` tokens; not asked outside the drafter's window."""
         n = torch.tensor([len(self.keys[0])], device=self.embedding.device)
-        return self._draft(torch.tensor([self.anchor], device=n.device), n, Context(self.keys, self.values, n), draft_len)
+        return self._draft(
+            torch.tensor([self.anchor], device=n.device), n, Context(self.keys, self.values, n), draft_len
+        )
 
     def _draft(self, anchors: Tensor, starts: Tensor, context: Context, draft_len: int) -> Drafts:
         z = self.model.blocks(F.embedding(anchors, self.embedding).to(self.dtype), self.mask)
@@ -239,7 +270,10 @@ class DFlash:
 
     @torch.inference_mode()
     def propose_all(self, tokens: list[int], n_prompt: int, taps: Tensor, draft_len: int) -> Drafts:
-        """All blocks of a request in packed passes: anchors ``n_prompt`` .. ``len(tokens) - 2``; taps (len(tokens) - 1, 3H)."""
+        """All blocks of a request in packed passes: anchors ``n_prompt`` ..
+
+        ``len(tokens) - 2``; taps (len(tokens) - 1, 3H).
+        """
         ids = torch.tensor(tokens, device=self.embedding.device)
         keys, values = self.model.inject(taps.to(self.dtype), torch.arange(len(taps), device=ids.device))
         starts = torch.arange(n_prompt, len(ids) - 1, device=ids.device)
@@ -251,4 +285,6 @@ def concatenate(parts: list[Drafts]) -> Drafts:
     """Drafts of consecutive anchors as one record."""
     import numpy as np
 
-    return Drafts(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("tokens", "proposed", "confidence", "entropy")))
+    return Drafts(
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("tokens", "proposed", "confidence", "entropy"))
+    )

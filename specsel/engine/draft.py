@@ -1,4 +1,5 @@
-"""What every drafter returns: drafts as arrays, one row per anchor, with the statistics of the drafter's own distribution."""
+"""What every drafter returns: drafts as arrays, one row per anchor, with the statistics of the drafter's own
+distribution."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ NOT_ASKED = -1
 class Drafts:
     """Drafts from A anchors.
 
-    ``tokens`` (A, L) int, NO_TOKEN after the end of a draft; ``proposed`` (A,) their number, NOT_ASKED where the drafter cannot run
-    (anchor outside its window); ``confidence`` and ``entropy`` (A, L) top-1 probability and entropy in nats of each drafted slot, nan
-    where there is none (always for ``ngram``, which has no distribution); ``match_length`` (A,) length of the matched suffix, NO_TOKEN
-    where no lookup was made; ``source`` (A,) index into ``sources`` of the drafter whose draft a composite one used.
+    ``tokens`` (A, L) int, NO_TOKEN after the end of a draft; ``proposed`` (A,) their number, NOT_ASKED where the
+    drafter cannot run (anchor outside its window); ``confidence`` and ``entropy`` (A, L) top-1 probability and entropy
+    in nats of each drafted slot, nan where there is none (always for ``ngram``, which has no distribution);
+    ``match_length`` (A,) length of the matched suffix, NO_TOKEN where no lookup was made; ``source`` (A,) index into
+    ``sources`` of the drafter whose draft a composite one used.
     """
 
     tokens: np.ndarray
@@ -38,25 +40,34 @@ class Drafts:
         return self.tokens[anchor, : max(self.proposed[anchor], 0)].tolist()
 
     def statistics(self) -> dict[str, np.ndarray]:
-        """conf_mean, conf_min, conf_first, ent_mean over the proposed slots, each (A,); nan where there is no distribution."""
+        """conf_mean, conf_min, conf_first, ent_mean over the proposed slots, each (A,); nan where there is no
+        distribution."""
         has = ~np.isnan(self.confidence)
         n = np.where(has.any(1), has.sum(1), np.nan)
-        return {"conf_mean": np.where(has, self.confidence, 0).sum(1) / n,
-                "conf_min": np.where(has.any(1), np.where(has, self.confidence, np.inf).min(1, initial=np.inf), np.nan),
-                "conf_first": self.confidence[:, 0] if self.confidence.shape[1] else np.full(len(self), np.nan),
-                "ent_mean": np.where(has, self.entropy, 0).sum(1) / n}
+        return {
+            "conf_mean": np.where(has, self.confidence, 0).sum(1) / n,
+            "conf_min": np.where(has.any(1), np.where(has, self.confidence, np.inf).min(1, initial=np.inf), np.nan),
+            "conf_first": self.confidence[:, 0] if self.confidence.shape[1] else np.full(len(self), np.nan),
+            "ent_mean": np.where(has, self.entropy, 0).sum(1) / n,
+        }
 
     def without(self, skipped: np.ndarray) -> Drafts:
         """The same drafts with some anchors (A,) bool marked as not asked."""
         if not skipped.any():
             return self
         hide = skipped[:, None]
-        return replace(self, tokens=np.where(hide, NO_TOKEN, self.tokens), proposed=np.where(skipped, NOT_ASKED, self.proposed),
-                       confidence=np.where(hide, np.nan, self.confidence), entropy=np.where(hide, np.nan, self.entropy))
+        return replace(
+            self,
+            tokens=np.where(hide, NO_TOKEN, self.tokens),
+            proposed=np.where(skipped, NOT_ASKED, self.proposed),
+            confidence=np.where(hide, np.nan, self.confidence),
+            entropy=np.where(hide, np.nan, self.entropy),
+        )
 
 
 def from_slots(tokens: list[Tensor], statistics: list[tuple[Tensor, Tensor]], draft_len: int) -> Drafts:
-    """Drafts from per-slot token ids (A,) and per-slot (confidence, entropy), each (A,); missing slots up to ``draft_len`` stay empty."""
+    """Drafts from per-slot token ids (A,) and per-slot (confidence, entropy), each (A,); missing slots up to
+    ``draft_len`` stay empty."""
     ids = torch.stack(tokens, 1).cpu().numpy()
     rows = ((0, 0), (0, draft_len - ids.shape[1]))
     parts = [torch.stack(part, 1).double().cpu().numpy() for part in zip(*statistics, strict=True)]
@@ -65,7 +76,8 @@ def from_slots(tokens: list[Tensor], statistics: list[tuple[Tensor, Tensor]], dr
 
 
 def distribution_statistics(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Top-1 probability and entropy in nats of logits (A, V), computed in fp32 at temperature 1, before any truncation."""
+    """Top-1 probability and entropy in nats of logits (A, V), computed in fp32 at temperature 1, before any
+    truncation."""
     log_q = torch.log_softmax(logits.float(), -1)
     q = log_q.exp()
     return q.amax(-1), -(q * log_q).sum(-1)

@@ -1,9 +1,9 @@
 """``eagle``: an EAGLE-3 draft head (arXiv 2503.01840), drafting a chain of tokens autoregressively.
 
-The pair (target feature g_t, embedding of x_{t+1}) sits at rotary position t and its output predicts x_{t+2}. "Stable" keys and values
-come from target features; those of draft steps come from the head's own states and are thrown away after every block. Three paths run
-the same arithmetic: one chain at a time (``propose``), all chains of a request in lock-step (``propose_all``), and training, which is the
-lock-step with the true tokens ("training-time test").
+The pair (target feature g_t, embedding of x_{t+1}) sits at rotary position t and its output predicts x_{t+2}. "Stable"
+keys and values come from target features; those of draft steps come from the head's own states and are thrown away
+after every block. Three paths run the same arithmetic: one chain at a time (``propose``), all chains of a request in
+lock-step (``propose_all``), and training, which is the lock-step with the true tokens ("training-time test").
 """
 
 from __future__ import annotations
@@ -15,14 +15,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specsel.engine.draft import Drafts, distribution_statistics, from_slots
-from specsel.engine.layers import MLP, CheckpointError, DrafterFiles, RMSNorm, load_strictly, rotary, rotate, shared_scores, shared_values
+from specsel.engine.layers import (
+    MLP,
+    CheckpointError,
+    DrafterFiles,
+    RMSNorm,
+    load_strictly,
+    rotary,
+    rotate,
+    shared_scores,
+    shared_values,
+)
 
 UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """Shapes of a head; names as in the published config.json. A missing ``rope_theta`` means base 10000, never the target's."""
+    """Shapes of a head; names as in the published config.json.
+
+    A missing ``rope_theta`` means base 10000, never the target's.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -70,7 +83,8 @@ class _Layer(nn.Module):
 
 @dataclass(slots=True)
 class Segment:
-    """Rows of one request inside a flat batch: which stable keys each query row may see, and the request's stable keys and values."""
+    """Rows of one request inside a flat batch: which stable keys each query row may see, and the request's stable keys
+    and values."""
 
     rows: slice
     keys: Tensor
@@ -94,7 +108,8 @@ class EagleHead(nn.Module):
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
 
     def set_vocabulary(self, ids: Tensor) -> None:
-        """Sets the draft vocabulary to sorted target ids (V_d,); ``d2t`` stores offsets: target id = draft id + d2t[draft id]."""
+        """Sets the draft vocabulary to sorted target ids (V_d,); ``d2t`` stores offsets: target id = draft id +
+        d2t[draft id]."""
         self.d2t.copy_(ids - torch.arange(len(ids)))
         self.t2d.zero_()
         self.t2d[ids] = True
@@ -109,7 +124,9 @@ class EagleHead(nn.Module):
 
     def inputs(self, state: Tensor, embedded: Tensor) -> Tensor:
         """The layer's input (n, 2H): embedding half first, each half under its own norm."""
-        return torch.cat([self.midlayer.input_layernorm(embedded.to(state.dtype)), self.midlayer.hidden_norm(state)], -1)
+        return torch.cat(
+            [self.midlayer.input_layernorm(embedded.to(state.dtype)), self.midlayer.hidden_norm(state)], -1
+        )
 
     def keys_values(self, u: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys and values (n, kv, d) of layer inputs (n, 2H)."""
@@ -120,8 +137,8 @@ class EagleHead(nn.Module):
     def layer(self, state: Tensor, u: Tensor, positions: Tensor, segments: list[Segment], step: bool) -> Tensor:
         """Output states a (n, H), un-normed, of the rows' states and layer inputs.
 
-        At a draft step (``step``) the rows' own keys and values join their segments first: a row sees the stable keys of its prefix and,
-        of each draft step so far, the key of its own chain alone.
+        At a draft step (``step``) the rows' own keys and values join their segments first: a row sees the stable keys
+        of its prefix and, of each draft step so far, the key of its own chain alone.
         """
         attention = self.midlayer.self_attn
         q = rotate(self._heads(attention.q_proj(u)), rotary(positions, self.config.head_dim, self.config.rope_theta))
@@ -136,7 +153,7 @@ class EagleHead(nn.Module):
 
     def _attend(self, q: Tensor, s: Segment) -> Tensor:
         scores = [shared_scores(q, s.keys, s.visible)]
-        grouped = q.unflatten(1, (s.keys.shape[1], -1))                          # A, kv, groups, d
+        grouped = q.unflatten(1, (s.keys.shape[1], -1))  # A, kv, groups, d
         for key in s.step_keys:
             own = (grouped * key[:, :, None]).sum(-1).float() / q.shape[-1] ** 0.5
             scores.append(own.permute(1, 2, 0)[..., None])
@@ -159,13 +176,18 @@ def check_vocabulary(d2t: Tensor, t2d: Tensor, eos_ids: tuple[int, ...], where: 
     """
     ids = torch.arange(len(d2t)) + d2t.cpu()
     if ids.min() < 0 or ids.max() >= len(t2d):
-        raise CheckpointError(f"{where}: tensor 'd2t' maps a draft id to {int(ids.max())}, outside the vocabulary of {len(t2d)}.")
+        raise CheckpointError(
+            f"{where}: tensor 'd2t' maps a draft id to {int(ids.max())}, outside the vocabulary of {len(t2d)}."
+        )
     if (ids.diff() <= 0).any():
         raise CheckpointError(f"{where}: tensor 'd2t' is not increasing (draft id + offset must grow).")
     if int(t2d.sum()) != len(d2t):
         raise CheckpointError(f"{where}: tensor 't2d' marks {int(t2d.sum())} ids, 'd2t' has {len(d2t)}.")
     if not bool(t2d.cpu()[ids].all()):
-        raise CheckpointError(f"{where}: tensor 'd2t' does not agree with 't2d': it must hold offsets, not target ids, and must be loaded.")
+        raise CheckpointError(
+            f"{where}: tensor 'd2t' does not agree with 't2d': "
+            "it must hold offsets, not target ids, and must be loaded."
+        )
     if eos_ids and not bool(t2d.cpu()[list(eos_ids)].any()):
         return f"{where}: no end id {list(eos_ids)} is in the draft vocabulary; this head can never propose the end."
     return None
@@ -180,7 +202,10 @@ def load_head(files: DrafterFiles) -> EagleHead:
     tensors = {name.replace("layers.0.", "midlayer.", 1): t for name, t in files.tensors.items()}
     head = EagleHead(config)
     if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
-        tensors |= {"d2t": torch.zeros(config.vocab_size, dtype=torch.long), "t2d": torch.ones(config.vocab_size, dtype=torch.bool)}
+        tensors |= {
+            "d2t": torch.zeros(config.vocab_size, dtype=torch.long),
+            "t2d": torch.ones(config.vocab_size, dtype=torch.bool),
+        }
     load_strictly(head, tensors, files.folder, ignored=("embed_tokens.weight", "inv_freq"))
     return head
 
@@ -214,7 +239,8 @@ class Eagle:
     def extend(self, tokens: list[int], taps: Tensor) -> None:
         """Appends stable pairs: taps (m, 3H) of newly processed tokens, each paired with the token that follows it.
 
-        ``tokens`` are all tokens committed since the last call (at first prompt + first output token); their last m follow the taps.
+        ``tokens`` are all tokens committed since the last call (at first prompt + first output token); their last m
+        follow the taps.
         """
         start = len(self.keys)
         ids = torch.tensor(tokens[-len(taps) :], device=self.keys.device)
@@ -227,7 +253,8 @@ class Eagle:
 
     @torch.inference_mode()
     def propose(self, draft_len: int) -> Drafts:
-        """One chain of ``draft_len`` tokens from the current anchor; not asked when it would leave the head's window."""
+        """One chain of ``draft_len`` tokens from the current anchor; not asked when it would leave the head's
+        window."""
         n = len(self.keys)
         visible = torch.ones(1, n, dtype=torch.bool, device=self.keys.device)
         segment = Segment(slice(0, 1), self.keys, self.values, visible)
@@ -246,14 +273,17 @@ class Eagle:
 
     @torch.inference_mode()
     def propose_all(self, tokens: list[int], n_prompt: int, taps: Tensor, draft_len: int) -> Drafts:
-        """All chains of a request in lock-step: anchors ``n_prompt`` .. ``len(tokens) - 2``; taps (len(tokens) - 1, 3H)."""
+        """All chains of a request in lock-step: anchors ``n_prompt`` ..
+
+        ``len(tokens) - 2``; taps (len(tokens) - 1, 3H).
+        """
         ids = torch.tensor(tokens, device=self.keys.device)
-        n = len(ids) - 2                                                          # pairs that an anchor with a successor can use
+        n = len(ids) - 2  # pairs that an anchor with a successor can use
         state = self.head.fc(taps[:n].to(self.dtype))
         u = self.head.inputs(state, self._embed(ids[1 : n + 1]))
         positions = torch.arange(n, device=ids.device)
         keys, values = self.head.keys_values(u, positions)
-        rows = positions[n_prompt - 1 :]                                          # anchor x_{t+1} belongs to pair t
+        rows = positions[n_prompt - 1 :]  # anchor x_{t+1} belongs to pair t
         visible = positions[None] <= rows[:, None]
         segment = Segment(slice(0, len(rows)), keys, values, visible)
         drafts = self._chains(state[rows], u[rows], rows, segment, draft_len)

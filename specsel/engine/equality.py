@@ -20,36 +20,57 @@ FILE = "engine_check.json"
 
 
 def first_difference(log: PositionLog, request: int, arm: int, trace: Trace) -> int | None:
-    """Output index of the first block in which the engine and replay differ (start, accepted or emitted tokens); None when all agree."""
+    """Output index of the first block in which the engine and replay differ (start, accepted or emitted tokens); None
+    when all agree."""
     rows = slice(int(log.starts[request]), int(log.starts[request + 1]))
     accepted, emitted = log.accepted[rows, arm], log.emitted[rows, arm]
     p = 0
     for block in trace.blocks:
-        if p >= len(accepted) or (block.position, block.accepted[log.arms[arm]], block.emitted) != (p, accepted[p], emitted[p]):
+        if p >= len(accepted) or (block.position, block.accepted[log.arms[arm]], block.emitted) != (
+            p,
+            accepted[p],
+            emitted[p],
+        ):
             return min(p, block.position)
         p += block.emitted
     return None if p == len(accepted) else p
 
 
-def check_engine(features: Features, pool: dict, run: Path, *, arms: tuple[str, ...], per_workload: int | None = None,
-                 prompts: Path | None = None) -> dict:
-    """Decodes the first ``per_workload`` logged requests of each workload (None = all) with each fixed arm and compares every block.
+def check_engine(
+    features: Features,
+    pool: dict,
+    run: Path,
+    *,
+    arms: tuple[str, ...],
+    per_workload: int | None = None,
+    prompts: Path | None = None,
+) -> dict:
+    """Decodes the first ``per_workload`` logged requests of each workload (None = all) with each fixed arm and compares
+    every block.
 
-    Adds the result to ``engine_check.json`` of the run: per arm the requests, how many are equal in every block, and each difference with
-    its smallest top-1/top-2 logit margin up to there. A difference with a margin far above rounding would be a bug.
+    Adds the result to ``engine_check.json`` of the run: per arm the requests, how many are equal in every block, and
+    each difference with its smallest top-1/top-2 logit margin up to there. A difference with a margin far above
+    rounding would be a bug.
     """
     log, target = logs.read_log(run), features.target
     decoder = Decoder(features, pool, draft_len=log.draft_len)
     path = run / FILE
     result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"schema": 1, "arms": {}}
-    result |= {"log_sha256": log.sha256, "dtype": str(target.model.dtype).removeprefix("torch."), "cpu": cpu_name(), "threads": torch.get_num_threads()}
+    result |= {
+        "log_sha256": log.sha256,
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+    }
     chosen = [r for w in range(len(log.workloads)) for r in np.flatnonzero(log.workload == w)[:per_workload]]
     texts = {w: {p.id: p for p in load_prompts(w, "eval", prompts)} for w in log.workloads}
     for name in arms:
         counts = {"requests": 0, "equal": 0, "blocks": 0, "tokens": 0, "differences": []}
         for r in tqdm(chosen, desc=name, unit="request", disable=None):
             workload, request = log.workloads[log.workload[r]], log.requests[r]
-            trace = decoder.run(encode(target.tokenizer, texts[workload][request]), always(name), max_new=log.manifest["max_new_tokens"])
+            trace = decoder.run(
+                encode(target.tokenizer, texts[workload][request]), always(name), max_new=log.manifest["max_new_tokens"]
+            )
             where = first_difference(log, r, log.arms.index(name), trace)
             counts["requests"] += 1
             counts["equal"] += where is None
@@ -57,7 +78,9 @@ def check_engine(features: Features, pool: dict, run: Path, *, arms: tuple[str, 
             counts["tokens"] += len(trace.output)
             if where is not None:
                 margin = min(trace.margins[: where + log.draft_len + 2])
-                counts["differences"].append({"workload": workload, "request": request, "position": where, "margin": margin})
+                counts["differences"].append(
+                    {"workload": workload, "request": request, "position": where, "margin": margin}
+                )
         result["arms"][name] = counts
         logs.write_bytes_atomically(path, json.dumps(result, indent=1).encode() + b"\n")
     return result

@@ -1,7 +1,8 @@
 """Batched generation by a Llama-architecture target: the source of training data and of position logs.
 
-A request enters a free row of the batch as soon as another one has finished (continuous batching), so that the weights are read
-once a step for all live rows. Every processed token leaves its tap features behind: no second pass over the text is needed.
+A request enters a free row of the batch as soon as another one has finished (continuous batching), so that the weights
+are read once a step for all live rows. Every processed token leaves its tap features behind: no second pass over the
+text is needed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ PREFILL_BATCH = 16
 class Generation:
     """One finished answer.
 
-    ``tokens`` (n_prompt + T,) prompt and output ids; ``taps`` (n_prompt + T - 1, 3H) the target features of every processed token
-    (the last output token is never processed); per output token: ``entropy`` (nats) and ``confidence`` (0..1) of the distribution
-    that chose it, and, when asked for, its ``top_ids``/``top_logits`` (T, TOP_K) and ``lse`` (T,), the log-sum-exp of all logits.
+    ``tokens`` (n_prompt + T,) prompt and output ids; ``taps`` (n_prompt + T - 1, 3H) the target features of every
+    processed token (the last output token is never processed); per output token: ``entropy`` (nats) and ``confidence``
+    (0..1) of the distribution that chose it, and, when asked for, its ``top_ids``/``top_logits`` (T, TOP_K) and ``lse``
+    (T,), the log-sum-exp of all logits.
     """
 
     index: int
@@ -40,7 +42,7 @@ class Generation:
     taps: Tensor
     entropy: Tensor
     confidence: Tensor
-    stop: str                     # "eos", "length" or "loop" (cut early: only where ``stop_loops``)
+    stop: str  # "eos", "length" or "loop" (cut early: only where ``stop_loops``)
     top_ids: Tensor | None = None
     top_logits: Tensor | None = None
     lse: Tensor | None = None
@@ -71,13 +73,17 @@ def greedy(logits: Tensor, requests: list[int], positions: list[int]) -> Tensor:
 
 
 def sampled(temperature: float, seed: int, keys: list[str]) -> Choose:
-    """Sampling at ``temperature`` with one Gumbel noise stream per absolute position of a request (named by ``keys[index]``).
+    """Sampling at ``temperature`` with one Gumbel noise stream per absolute position of a request (named by
+    ``keys[index]``).
 
-    y = argmax(logits / temperature + G[request, position]) is distributed as the softmax, and the same whatever drafted: every arm sees
-    identical prefixes at temperature > 0 too (drafters.md, section 4.2).
+    y = argmax(logits / temperature + G[request, position]) is distributed as the softmax, and the same whatever
+    drafted: every arm sees identical prefixes at temperature > 0 too (drafters.md, section 4.2).
     """
+
     def choose(logits: Tensor, requests: list[int], positions: list[int]) -> Tensor:
-        noise = torch.stack([_gumbel(logits.shape[-1], f"{seed}/{keys[r]}/{p}") for r, p in zip(requests, positions, strict=True)])
+        noise = torch.stack(
+            [_gumbel(logits.shape[-1], f"{seed}/{keys[r]}/{p}") for r, p in zip(requests, positions, strict=True)]
+        )
         return (logits / temperature + noise.to(logits.device)).argmax(-1)
 
     return choose
@@ -92,8 +98,8 @@ def _gumbel(size: int, name: str) -> Tensor:
 class BatchedTarget:
     """The weights of a Hugging Face Llama model, arranged for batched decoding in ``dtype``.
 
-    Residual stream, norms and logits stay in fp32 whatever ``dtype`` is; in a low precision the head scores all tokens in that
-    precision and the best ``TOP_K`` of them again in fp32, so that the choice never rests on a rounded logit.
+    Residual stream, norms and logits stay in fp32 whatever ``dtype`` is; in a low precision the head scores all tokens
+    in that precision and the best ``TOP_K`` of them again in fp32, so that the choice never rests on a rounded logit.
     """
 
     def __init__(self, model: torch.nn.Module, taps: tuple[int, ...], *, dtype: torch.dtype = torch.float32) -> None:
@@ -113,14 +119,19 @@ class BatchedTarget:
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         packed = {"qkv": qkv, "o": attention.o_proj.weight, "gate_up": gate_up, "down": mlp.down_proj.weight}
         return {name: weight.detach().to(self.dtype) for name, weight in packed.items()} | {
-            "norm_in": layer.input_layernorm.weight.float(), "norm_post": layer.post_attention_layernorm.weight.float()}
+            "norm_in": layer.input_layernorm.weight.float(),
+            "norm_post": layer.post_attention_layernorm.weight.float(),
+        }
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = x.shape[-1] // 2
         return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """All layers over (b, s) tokens; returns the final hidden states (b, s, H) in fp32 and the taps (b, s, 3H) in ``dtype``."""
+    def run(
+        self, tokens: Tensor, positions: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """All layers over (b, s) tokens; returns the final hidden states (b, s, H) in fp32 and the taps (b, s, 3H) in
+        ``dtype``."""
         x = self.embedding[tokens].float()
         cos, sin = (t.unsqueeze(2).to(self.dtype) for t in self.rope(x, positions))
         sizes = [self.heads, self.kv_heads, self.kv_heads]
@@ -163,13 +174,24 @@ class _Rows:
 class _Stream:
     """One run of continuous batching: fills rows, steps them together, yields what has finished."""
 
-    def __init__(self, target: BatchedTarget, prompts: Iterable[tuple[int, list[int]]], *, batch: int, max_new: int, capacity: int,
-                 eos_ids: tuple[int, ...], choose: Choose, keep_top: bool, stop_loops: bool) -> None:
+    def __init__(
+        self,
+        target: BatchedTarget,
+        prompts: Iterable[tuple[int, list[int]]],
+        *,
+        batch: int,
+        max_new: int,
+        capacity: int,
+        eos_ids: tuple[int, ...],
+        choose: Choose,
+        keep_top: bool,
+        stop_loops: bool,
+    ) -> None:
         self.target, self.queue, self.max_new, self.eos = target, deque(prompts), max_new, set(eos_ids)
         self.choose, self.keep_top, self.stop_loops = choose, keep_top, stop_loops
         self.rows = _Rows(target, batch, capacity)
         self.batch = batch
-        self.live: list[dict] = []            # row b of the buffers belongs to live[b]
+        self.live: list[dict] = []  # row b of the buffers belongs to live[b]
 
     def _record(self, rows: slice, logits: Tensor) -> None:
         """Chooses the next token of every row and stores what the distribution said about it."""
@@ -190,7 +212,8 @@ class _Stream:
                 state["top_logits"].append(top.values[i].half())
 
     def _prefill(self, prompts: list[list[int]]) -> None:
-        """Processes the prompts of the newest rows, padded on the right: under a causal mask padding cannot reach an earlier token."""
+        """Processes the prompts of the newest rows, padded on the right: under a causal mask padding cannot reach an
+        earlier token."""
         buffers, target, width = self.rows, self.target, max(map(len, prompts))
         rows = slice(len(self.live) - len(prompts), len(self.live))
         tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=target.device)
@@ -202,7 +225,9 @@ class _Stream:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
             buffers.keys[layer, rows, :, :width] = k
             buffers.values[layer, rows, :, :width] = v
-            wide = (t.repeat_interleave(groups, 1).float() for t in (k, v))      # fp32: the bf16 kernel is the slower one on a CPU
+            wide = (
+                t.repeat_interleave(groups, 1).float() for t in (k, v)
+            )  # fp32: the bf16 kernel is the slower one on a CPU
             mixed = F.scaled_dot_product_attention(q.transpose(1, 2).float(), *wide, is_causal=True)
             return mixed.transpose(1, 2).to(target.dtype)
 
@@ -240,7 +265,9 @@ class _Stream:
             return "eos"
         if len(output) >= self.max_new:
             return "length"
-        return "loop" if self.stop_loops and len(output) % 32 == 0 and len(output) >= 96 and is_looping(output) else None
+        return (
+            "loop" if self.stop_loops and len(output) % 32 == 0 and len(output) >= 96 and is_looping(output) else None
+        )
 
     def _finish(self, row: int, reason: str) -> Generation:
         """Takes a finished request out; the last live row moves into its place, so that live rows stay contiguous."""
@@ -262,9 +289,13 @@ class _Stream:
     def __iter__(self) -> Iterator[Generation]:
         empty = ("output", "entropy", "confidence", "lse", "top_ids", "top_logits")
         while self.queue or self.live:
-            entering = [self.queue.popleft() for _ in range(min(len(self.queue), self.batch - len(self.live), PREFILL_BATCH))]
+            entering = [
+                self.queue.popleft() for _ in range(min(len(self.queue), self.batch - len(self.live), PREFILL_BATCH))
+            ]
             if entering:
-                self.live += [{"index": index, "prompt": prompt} | {name: [] for name in empty} for index, prompt in entering]
+                self.live += [
+                    {"index": index, "prompt": prompt} | {name: [] for name in empty} for index, prompt in entering
+                ]
                 self._prefill([prompt for _, prompt in entering])
             else:
                 self._step()
@@ -274,12 +305,31 @@ class _Stream:
 
 
 @torch.inference_mode()
-def generate(target: BatchedTarget, prompts: list[list[int]], *, max_new: int, eos_ids: tuple[int, ...], batch: int = 64,
-             choose: Choose = greedy, keep_top: bool = False, stop_loops: bool = False) -> Iterator[Generation]:
+def generate(
+    target: BatchedTarget,
+    prompts: list[list[int]],
+    *,
+    max_new: int,
+    eos_ids: tuple[int, ...],
+    batch: int = 64,
+    choose: Choose = greedy,
+    keep_top: bool = False,
+    stop_loops: bool = False,
+) -> Iterator[Generation]:
     """Answers ``prompts`` (lists of token ids) and yields every ``Generation`` when it is done, in any order.
 
-    ``batch`` rows decode together; ``stop_loops`` cuts an answer that has fallen into a repetition loop (training data only).
+    ``batch`` rows decode together; ``stop_loops`` cuts an answer that has fallen into a repetition loop (training data
+    only).
     """
     capacity = max(map(len, prompts)) + max_new
-    yield from _Stream(target, enumerate(prompts), batch=min(batch, len(prompts)), max_new=max_new, capacity=capacity, eos_ids=eos_ids,
-                       choose=choose, keep_top=keep_top, stop_loops=stop_loops)
+    yield from _Stream(
+        target,
+        enumerate(prompts),
+        batch=min(batch, len(prompts)),
+        max_new=max_new,
+        capacity=capacity,
+        eos_ids=eos_ids,
+        choose=choose,
+        keep_top=keep_top,
+        stop_loops=stop_loops,
+    )

@@ -1,4 +1,5 @@
-"""Pieces that both neural drafters share: norms, rotary positions, SwiGLU, grouped attention over segments, weight files."""
+"""Pieces that both neural drafters share: norms, rotary positions, SwiGLU, grouped attention over segments, weight
+files."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class MLP(nn.Module):
 
 
 def rotary(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin tables (n, 1, dim) in fp32 of plain rotary embedding with base ``theta``."""
+    """Cos and sin tables (n, 1, dim) in fp32 of plain rotary embedding with base ``theta``."""
     inverse = theta ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
     angle = positions.float()[:, None] * inverse
     return torch.cat([angle, angle], -1).cos()[:, None], torch.cat([angle, angle], -1).sin()[:, None]
@@ -55,9 +56,10 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def shared_scores(q: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
-    """Scaled scores (kv, groups, A, S) in fp32 of queries (A, heads, d) against keys (S, kv, d); hidden where ``visible`` (A, S) is False."""
+    """Scaled scores (kv, groups, A, S) in fp32 of queries (A, heads, d) against keys (S, kv, d); hidden where
+    ``visible`` (A, S) is False."""
     kv = keys.shape[1]
-    grouped = q.unflatten(1, (kv, -1)).permute(1, 2, 0, 3)                       # kv, groups, A, d
+    grouped = q.unflatten(1, (kv, -1)).permute(1, 2, 0, 3)  # kv, groups, A, d
     scores = (grouped.flatten(1, 2) @ keys.permute(1, 2, 0)).unflatten(1, grouped.shape[1:3])
     return (scores.float() / q.shape[-1] ** 0.5).masked_fill(~visible, float("-inf"))
 
@@ -78,7 +80,8 @@ class DrafterFiles:
 
 
 def read_folder(folder: str | Path) -> DrafterFiles:
-    """Reads ``config.json`` and the weights (safetensors, or a ``pytorch_model.bin`` read with weights_only) of a drafter folder.
+    """Reads ``config.json`` and the weights (safetensors, or a ``pytorch_model.bin`` read with weights_only) of a
+    drafter folder.
 
     Raises CheckpointError when a file is missing.
     """
@@ -89,19 +92,31 @@ def read_folder(folder: str | Path) -> DrafterFiles:
     if (folder / "model.safetensors").is_file():
         return DrafterFiles(folder, config, load_file(folder / "model.safetensors"))
     if (folder / "pytorch_model.bin").is_file():
-        return DrafterFiles(folder, config, torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True))
+        return DrafterFiles(
+            folder, config, torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+        )
     raise CheckpointError(f"{folder}: neither model.safetensors nor pytorch_model.bin; download the checkpoint first.")
 
 
-def load_strictly(module: nn.Module, tensors: dict[str, Tensor], folder: Path, *, ignored: tuple[str, ...] = ()) -> None:
-    """Copies tensors into a module by name; a missing, unexpected or wrongly shaped one is a CheckpointError that names it."""
+def load_strictly(
+    module: nn.Module, tensors: dict[str, Tensor], folder: Path, *, ignored: tuple[str, ...] = ()
+) -> None:
+    """Copies tensors into a module by name; a missing, unexpected or wrongly shaped one is a CheckpointError that names
+    it."""
     wanted = dict(module.state_dict())
-    given = {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored)} if ignored else dict(tensors)
+    given = (
+        {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored)} if ignored else dict(tensors)
+    )
     if missing := sorted(wanted.keys() - given.keys()):
         raise CheckpointError(f"{folder}: tensor '{missing[0]}' is missing ({len(missing)} in all).")
     if extra := sorted(given.keys() - wanted.keys()):
-        raise CheckpointError(f"{folder}: tensor '{extra[0]}' is unknown ({len(extra)} in all); is this another kind of drafter?")
+        raise CheckpointError(
+            f"{folder}: tensor '{extra[0]}' is unknown ({len(extra)} in all); is this another kind of drafter?"
+        )
     for name, tensor in given.items():
         if tensor.shape != wanted[name].shape:
-            raise CheckpointError(f"{folder}: tensor '{name}' has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name].shape)}.")
+            raise CheckpointError(
+                f"{folder}: tensor '{name}' has shape {tuple(tensor.shape)}, "
+                f"the config asks for {tuple(wanted[name].shape)}."
+            )
     module.load_state_dict(given)

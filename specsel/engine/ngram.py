@@ -1,7 +1,8 @@
 """``ngram``: lookup of the longest suffix of prompt + output that has occurred before (prompt lookup decoding).
 
-The rule, frozen: the longest key of n tokens, n_max >= n >= n_min, whose *most recent* earlier occurrence ends before the text does;
-the draft is what followed it, at most L tokens, cut at the end of the text and after an end-of-sequence token. No match = no draft.
+The rule, frozen: the longest key of n tokens, n_max >= n >= n_min, whose *most recent* earlier occurrence ends before
+the text does; the draft is what followed it, at most L tokens, cut at the end of the text and after an end-of-sequence
+token. No match = no draft.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class NgramConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_min <= self.n_max <= CONTEXT_CAP:
-            raise ValueError(f"n_min = {self.n_min}, n_max = {self.n_max}: expected 1 <= n_min <= n_max <= {CONTEXT_CAP}.")
+            raise ValueError(
+                f"n_min = {self.n_min}, n_max = {self.n_max}: expected 1 <= n_min <= n_max <= {CONTEXT_CAP}."
+            )
 
 
 class SuffixIndex:
@@ -34,7 +37,9 @@ class SuffixIndex:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self._previous: list[int] = []       # for the current suffix of n + 1 tokens: where the latest earlier occurrence ends, or -1
+        self._previous: list[
+            int
+        ] = []  # for the current suffix of n + 1 tokens: where the latest earlier occurrence ends, or -1
 
     def extend(self, tokens: list[int]) -> None:
         """Appends tokens."""
@@ -48,11 +53,13 @@ class SuffixIndex:
                 self._ends[key] = end
 
     def match_length(self, longest: int = CONTEXT_CAP) -> int:
-        """Length of the longest suffix, at most ``longest`` tokens, that occurred earlier; 0 when its last token is new."""
+        """Length of the longest suffix, at most ``longest`` tokens, that occurred earlier; 0 when its last token is
+        new."""
         return next((n for n in range(min(longest, len(self._previous)), 0, -1) if self._previous[n - 1] >= 0), 0)
 
     def continuation(self, match_length: int, limit: int) -> list[int]:
-        """What followed the latest earlier occurrence of the suffix of ``match_length`` tokens, at most ``limit`` tokens."""
+        """What followed the latest earlier occurrence of the suffix of ``match_length`` tokens, at most ``limit``
+        tokens."""
         start = self._previous[match_length - 1]
         return self.tokens[start : start + limit]
 
@@ -89,7 +96,10 @@ class Ngram:
         return _rows([self.lookup(draft_len)], draft_len)
 
     def propose_all(self, tokens: list[int], n_prompt: int, taps: object, draft_len: int) -> Drafts:
-        """One draft per output position that has a successor: anchors ``n_prompt`` .. ``len(tokens) - 2``."""
+        """One draft per output position that has a successor: anchors ``n_prompt`` ..
+
+        ``len(tokens) - 2``.
+        """
         self.reset()
         self.extend(tokens[:n_prompt])
         found = []
@@ -104,8 +114,13 @@ def _rows(found: list[tuple[list[int], int]], draft_len: int) -> Drafts:
     for row, (draft, _) in enumerate(found):
         tokens[row, : len(draft)] = draft
     missing = np.full((len(found), draft_len), np.nan)
-    return Drafts(tokens, np.array([len(draft) for draft, _ in found], dtype=int), missing, missing.copy(),
-                  match_length=np.array([n for _, n in found], dtype=int))
+    return Drafts(
+        tokens,
+        np.array([len(draft) for draft, _ in found], dtype=int),
+        missing,
+        missing.copy(),
+        match_length=np.array([n for _, n in found], dtype=int),
+    )
 
 
 def suffix_match_lengths(tokens: list[int], n_prompt: int) -> np.ndarray:

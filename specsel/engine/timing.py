@@ -1,7 +1,8 @@
-"""Timings of the parts of a block: drafting, verification, catch-up and overhead, as raw samples with the hardware they belong to.
+"""Timings of the parts of a block: drafting, verification, catch-up and overhead, as raw samples with the hardware they
+belong to.
 
-Rounds visit every measured thing once, in the same order, so that a slow moment of the machine falls on all of them. The first WARM_UP
-rounds are kept in the file and left out by whoever summarises it.
+Rounds visit every measured thing once, in the same order, so that a slow moment of the machine falls on all of them.
+The first WARM_UP rounds are kept in the file and left out by whoever summarises it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,18 @@ def measure(features: Features, pool: dict, config: TimingConfig) -> dict:
     samples = []
     for _ in tqdm(range(WARM_UP + config.samples), unit="round", disable=None):
         samples += [labels | {"seconds": _clock(run, prepare, device)} for labels, prepare, run in tasks]
-    hardware = {"cpu": cpu_name(), "gpu": torch.cuda.get_device_name() if device.type == "cuda" else None, "threads": torch.get_num_threads()}
-    return {"schema": 1, "hardware": hardware, "dtype": str(features.target.model.dtype).removeprefix("torch."), "warmup": WARM_UP, "samples": samples}
+    hardware = {
+        "cpu": cpu_name(),
+        "gpu": torch.cuda.get_device_name() if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+    }
+    return {
+        "schema": 1,
+        "hardware": hardware,
+        "dtype": str(features.target.model.dtype).removeprefix("torch."),
+        "warmup": WARM_UP,
+        "samples": samples,
+    }
 
 
 def _clock(run: Callable, prepare: Callable, device: torch.device) -> float:
@@ -67,7 +78,9 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _tasks(features: Features, pool: dict, config: TimingConfig, text: torch.Tensor, context: int) -> list[tuple[dict, Callable, Callable]]:
+def _tasks(
+    features: Features, pool: dict, config: TimingConfig, text: torch.Tensor, context: int
+) -> list[tuple[dict, Callable, Callable]]:
     """(labels, prepare, run) of everything that is timed at one context length."""
     _, taps, cache = features(text[:context])
     more = features(text[: context + CATCH_UP_TOKENS])[1][context:]
@@ -75,25 +88,44 @@ def _tasks(features: Features, pool: dict, config: TimingConfig, text: torch.Ten
     tasks = []
     for arm, drafter in pool.items():
         if arm == "cascade":
-            continue                                                    # a lookup plus, where it fails, its fallback: both are timed
+            continue  # a lookup plus, where it fails, its fallback: both are timed
         drafter.reset()
         drafter.extend(text[: context + 1].tolist(), taps)
         ready = copy.copy(drafter)
-        tasks.append(({"what": "t_draft", "arm": arm, "context": context}, lambda ready=ready: ready, lambda d: d.propose(config.draft_len)))
-        tasks.append(({"what": "catch_up", "arm": arm, "context": context}, lambda ready=ready: _branch(ready), lambda d: d.extend(following, more)))
+        tasks.append(
+            (
+                {"what": "t_draft", "arm": arm, "context": context},
+                lambda ready=ready: ready,
+                lambda d: d.propose(config.draft_len),
+            )
+        )
+        tasks.append(
+            (
+                {"what": "catch_up", "arm": arm, "context": context},
+                lambda ready=ready: _branch(ready),
+                lambda d: d.extend(following, more),
+            )
+        )
         pool[arm].reset()
     for rows in config.rows:
         ids, depths = text[:rows], torch.arange(rows, device=text.device)
         mask = attention_mask(merge(0, [list(range(1, rows))]), context, text.device)
-        tasks.append(({"what": "t_verify", "rows": rows, "context": context}, lambda: _cut(cache, context),
-                      lambda c, ids=ids, at=context + depths, mask=mask: features(ids, cache=c, positions=at, mask=mask)))
+        tasks.append(
+            (
+                {"what": "t_verify", "rows": rows, "context": context},
+                lambda: _cut(cache, context),
+                lambda c, ids=ids, at=context + depths, mask=mask: features(ids, cache=c, positions=at, mask=mask),
+            )
+        )
     if context != config.contexts[len(config.contexts) // 2]:
         return tasks
     draft = list(range(config.draft_len))
     logits = torch.zeros(config.draft_len + 1, features.target.model.config.vocab_size, device=text.device)
     full = copy.deepcopy(cache)
     extended = features(text[: config.draft_len + 1], cache=full)[2]
-    tasks.append(({"what": "overhead"}, lambda: copy.deepcopy(extended), lambda c: _bookkeeping(c, context, draft, logits)))
+    tasks.append(
+        ({"what": "overhead"}, lambda: copy.deepcopy(extended), lambda c: _bookkeeping(c, context, draft, logits))
+    )
     return tasks
 
 

@@ -1,4 +1,5 @@
-"""Training of the two neural drafters on the target's own greedy answers: losses, initial weights, one resumable loop for both."""
+"""Training of the two neural drafters on the target's own greedy answers: losses, initial weights, one resumable loop
+for both."""
 
 from __future__ import annotations
 
@@ -25,13 +26,15 @@ from specsel.engine.target import Target, sha256_of
 
 HELD_OUT_EVERY = 64
 """Every 64th answer is never trained on: the held-out set of the learning curve."""
+
 DECAY = 0.8
 """Weight of draft step j in the EAGLE-3 loss is DECAY ** j (arXiv 2503.01840)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Recipe of one training: ``steps`` of ``batch`` answers under a cosine schedule with warm-up, all randomness from ``seed``."""
+    """Recipe of one training: ``steps`` of ``batch`` answers under a cosine schedule with warm-up, all randomness from
+    ``seed``."""
 
     steps: int = 2000
     batch: int = 8
@@ -41,10 +44,10 @@ class TrainConfig:
     seed: int = 0
     draft_vocab: int = 16384
     draft_len: int = 9
-    draft_steps: int = 4          # EAGLE-3: steps of the training-time test
-    layers: int = 3               # DFlash: decoder layers
-    anchors: int = 40             # DFlash: anchors per answer, drawn anew each time
-    gamma: float = 5.0            # DFlash: weight of slot k is exp(-(k - 1) / gamma)
+    draft_steps: int = 4  # EAGLE-3: steps of the training-time test
+    layers: int = 3  # DFlash: decoder layers
+    anchors: int = 40  # DFlash: anchors per answer, drawn anew each time
+    gamma: float = 5.0  # DFlash: weight of slot k is exp(-(k - 1) / gamma)
     eval_every: int = 250
     held_out: int = 48
 
@@ -55,15 +58,19 @@ def recipe(kind: str, **changes) -> TrainConfig:
 
 
 def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
-    """The ``size`` most frequent ids of the training answers, end ids included, sorted; and the share of held-out output tokens covered.
+    """The ``size`` most frequent ids of the training answers, end ids included, sorted; and the share of held-out
+    output tokens covered.
 
-    Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt); ids that never occur fill
-    the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
+    Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt); ids that
+    never occur fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
     """
     counts, test = torch.zeros(vocab), torch.zeros(vocab)
     for path in paths:
         for i, example in enumerate(examples(path)):
-            output, prompt = (torch.bincount(t, minlength=vocab) for t in (example.tokens[example.n_prompt :], example.tokens[: example.n_prompt]))
+            output, prompt = (
+                torch.bincount(t, minlength=vocab)
+                for t in (example.tokens[example.n_prompt :], example.tokens[: example.n_prompt])
+            )
             if i % HELD_OUT_EVERY:
                 counts += output + prompt / 4
             else:
@@ -81,9 +88,11 @@ def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
 
 
 def soft_targets(example: Example, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Target distributions of all output tokens, restricted to the draft vocabulary and renormalised over the stored top logits.
+    """Target distributions of all output tokens, restricted to the draft vocabulary and renormalised over the stored
+    top logits.
 
-    Returns draft ids (T, K), probabilities (T, K) and the mask (T,): the target's own choice is in the draft vocabulary.
+    Returns draft ids (T, K), probabilities (T, K) and the mask (T,): the target's own choice is in the draft
+    vocabulary.
     """
     ids = inverse[example.top_ids.long()]
     p = (example.top_logits.float() - example.lse[:, None]).exp().masked_fill(ids < 0, 0)
@@ -91,13 +100,16 @@ def soft_targets(example: Example, inverse: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def eagle_states(head: EagleHead, batch: list[Example], embedding: Tensor, steps: int) -> Iterator[Tensor]:
-    """Un-normed states of draft steps 0..``steps``-1 for all anchors of a batch, each (sum of T - 1, H), fed with the true tokens.
+    """Un-normed states of draft steps 0..``steps``-1 for all anchors of a batch, each (sum of T - 1, H), fed with the
+    true tokens.
 
     The training-time test of EAGLE-3: row t of step j reads the true token x_{t+1+j} and its own state of step j - 1.
     """
     pairs = [len(e.tokens) - 2 for e in batch]
     state = head.fc(torch.cat([e.taps[:n] for e, n in zip(batch, pairs, strict=True)]).to(head.fc.weight.dtype))
-    u = head.inputs(state, F.embedding(torch.cat([e.tokens[1 : n + 1] for e, n in zip(batch, pairs, strict=True)]), embedding))
+    u = head.inputs(
+        state, F.embedding(torch.cat([e.tokens[1 : n + 1] for e, n in zip(batch, pairs, strict=True)]), embedding)
+    )
     positions = torch.cat([torch.arange(n, device=u.device) for n in pairs])
     keys, values = head.keys_values(u, positions)
     segments, rows, start, row = [], [], 0, 0
@@ -117,12 +129,14 @@ def eagle_states(head: EagleHead, batch: list[Example], embedding: Tensor, steps
         u = head.inputs(state, F.embedding(torch.cat(following), embedding))
 
 
-def eagle_loss(head: EagleHead, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig, _: torch.Generator) -> Tensor:
+def eagle_loss(
+    head: EagleHead, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig, _: torch.Generator
+) -> Tensor:
     """Cross-entropy against soft targets over the steps of the training-time test, step j weighted by DECAY ** j."""
     targets = [soft_targets(e, inverse) for e in batch]
     loss = torch.zeros((), device=embedding.device)
     for j, state in enumerate(eagle_states(head, batch, embedding, config.draft_steps)):
-        # row i of an answer is anchor i of its output; at step j it is judged by the distribution that chose output token i + j + 1
+        # row i of an answer is anchor i of its output; step j is judged by the distribution that chose output i + j + 1
         valid = torch.cat([torch.arange(len(e.lse) - 1, device=state.device) + j + 1 < len(e.lse) for e in batch])
         ids, p, mask = (torch.cat([part[j + 1 :] for part in parts]) for parts in zip(*targets, strict=True))
         logits = head.logits(state[valid]).float()
@@ -131,17 +145,30 @@ def eagle_loss(head: EagleHead, batch: list[Example], embedding: Tensor, inverse
     return loss
 
 
-def dflash_loss(model: DFlashModel, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig,
-                generator: torch.Generator, head: Tensor) -> Tensor:
-    """Weighted cross-entropy of all slots of randomly drawn blocks; slots past the end or outside the draft vocabulary weigh nothing."""
+def dflash_loss(
+    model: DFlashModel,
+    batch: list[Example],
+    embedding: Tensor,
+    inverse: Tensor,
+    config: TrainConfig,
+    generator: torch.Generator,
+    head: Tensor,
+) -> Tensor:
+    """Weighted cross-entropy of all slots of randomly drawn blocks; slots past the end or outside the draft vocabulary
+    weigh nothing."""
     size = model.config.block_size
     lengths = [len(e.taps) for e in batch]
-    keys, values = model.inject(torch.cat([e.taps for e in batch]).to(model.fc.weight.dtype), torch.cat([torch.arange(n) for n in lengths]).to(embedding.device))
+    keys, values = model.inject(
+        torch.cat([e.taps for e in batch]).to(model.fc.weight.dtype),
+        torch.cat([torch.arange(n) for n in lengths]).to(embedding.device),
+    )
     keys, values = ([t.split(lengths) for t in part] for part in (keys, values))
     contexts, anchors, starts, labels, row = [], [], [], [], 0
     for i, e in enumerate(batch):
         t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[: config.anchors]
-        contexts.append((slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device))))
+        contexts.append(
+            (slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device)))
+        )
         slots = t[:, None] + torch.arange(1, size)
         labels.append(inverse[F.pad(e.tokens, (0, size))[slots]].masked_fill(slots >= len(e.tokens), -1))
         anchors.append(e.tokens[t])
@@ -157,11 +184,23 @@ def dflash_loss(model: DFlashModel, batch: list[Example], embedding: Tensor, inv
 
 
 def new_eagle(target: Target, ids: Tensor) -> EagleHead:
-    """A head that starts from the target: its last layer in the feature half, its embedding rows as draft head, fc = identity on the top tap."""
+    """A head that starts from the target: its last layer in the feature half, its embedding rows as draft head, fc =
+    identity on the top tap."""
     c = target.model.config
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    head = EagleHead(EagleConfig(c.hidden_size, c.intermediate_size, c.num_attention_heads, c.num_key_value_heads, c.vocab_size, len(ids), head_dim,
-                                 c.rms_norm_eps, c.rope_parameters["rope_theta"]))
+    head = EagleHead(
+        EagleConfig(
+            c.hidden_size,
+            c.intermediate_size,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.vocab_size,
+            len(ids),
+            head_dim,
+            c.rms_norm_eps,
+            c.rope_parameters["rope_theta"],
+        )
+    )
     head.set_vocabulary(ids)
     last, h = target.model.model.layers[-1], c.hidden_size
     with torch.no_grad():
@@ -179,12 +218,27 @@ def new_eagle(target: Target, ids: Tensor) -> EagleHead:
 
 
 def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
-    """A drafter whose layers start from the target's last layers, with fc = identity on the top tap and a learned mask vector."""
+    """A drafter whose layers start from the target's last layers, with fc = identity on the top tap and a learned mask
+    vector."""
     c = target.model.config
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    model = DFlashModel(DFlashConfig(c.hidden_size, c.intermediate_size, config.layers, c.num_attention_heads, c.num_key_value_heads,
-                                     config.draft_len + 1, tuple(i - 1 for i in target.taps), head_dim, c.rms_norm_eps,
-                                     c.rope_parameters["rope_theta"], c.max_position_embeddings, learned_mask=True, head_slice=len(ids)))
+    model = DFlashModel(
+        DFlashConfig(
+            c.hidden_size,
+            c.intermediate_size,
+            config.layers,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            config.draft_len + 1,
+            tuple(i - 1 for i in target.taps),
+            head_dim,
+            c.rms_norm_eps,
+            c.rope_parameters["rope_theta"],
+            c.max_position_embeddings,
+            learned_mask=True,
+            head_slice=len(ids),
+        )
+    )
     h = c.hidden_size
     with torch.no_grad():
         model.head_ids.copy_(ids)
@@ -206,7 +260,8 @@ def accepted_counts(drafts: Drafts, output: np.ndarray) -> np.ndarray:
 
 
 def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, float]:
-    """First-token acceptance over all positions and block efficiency of always running one drafter on held-out answers."""
+    """First-token acceptance over all positions and block efficiency of always running one drafter on held-out
+    answers."""
     first, positions, emitted, blocks = 0, 0, 0, 0
     for e in batch:
         output = e.tokens[e.n_prompt :].numpy()
@@ -220,7 +275,8 @@ def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, f
 
 
 class _Stream:
-    """Training answers in an order that ``seed`` and the number of answers taken so far determine: shard after shard, shuffled inside."""
+    """Training answers in an order that ``seed`` and the number of answers taken so far determine: shard after shard,
+    shuffled inside."""
 
     def __init__(self, paths: list[Path], seed: int, taken: int = 0) -> None:
         self.paths, self.seed, self.taken = paths, seed, 0
@@ -243,18 +299,28 @@ class _Stream:
 
 def held_out(paths: list[Path], n: int) -> list[Example]:
     """The first ``n`` held-out answers."""
-    return list(itertools.islice((e for path in paths for i, e in enumerate(examples(path)) if i % HELD_OUT_EVERY == 0), n))
+    return list(
+        itertools.islice((e for path in paths for i, e in enumerate(examples(path)) if i % HELD_OUT_EVERY == 0), n)
+    )
 
 
 def _schedule(step: int, config: TrainConfig) -> float:
     warm = max(1, int(config.warm_up * config.steps))
-    return (step + 1) / warm if step < warm else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm))) * 0.98 + 0.02
+    return (
+        (step + 1) / warm
+        if step < warm
+        else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm))) * 0.98 + 0.02
+    )
 
 
-def train_drafter(kind: str, target: Target, data: Path, out: Path, config: TrainConfig, *, report: Callable[[dict], None] = print) -> dict:
-    """Trains one drafter ("eagle" or "dflash") and writes weights, config and log to ``out``; resumes from ``out/state`` when it is there.
+def train_drafter(
+    kind: str, target: Target, data: Path, out: Path, config: TrainConfig, *, report: Callable[[dict], None] = print
+) -> dict:
+    """Trains one drafter ("eagle" or "dflash") and writes weights, config and log to ``out``; resumes from
+    ``out/state`` when it is there.
 
-    The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data hash, learning curve).
+    The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data
+    hash, learning curve).
     """
     paths = shards(data)
     ids, coverage = draft_vocabulary(paths, config.draft_vocab, target.model.config.vocab_size, target.eos_ids)
@@ -266,8 +332,15 @@ def train_drafter(kind: str, target: Target, data: Path, out: Path, config: Trai
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
     loss_of = eagle_loss if kind == "eagle" else lambda *args: dflash_loss(*args, sliced)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)
-    log = {"kind": kind, "recipe": asdict(config), "coverage": coverage, "dtype": "bf16 autocast", "target": target.sha256,
-           "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths], "curve": []}
+    log = {
+        "kind": kind,
+        "recipe": asdict(config),
+        "coverage": coverage,
+        "dtype": "bf16 autocast",
+        "target": target.sha256,
+        "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
+        "curve": [],
+    }
     first = _resume(out / "state", model, optimizer, log)
     stream, test = _Stream(paths, config.seed, first * config.batch), held_out(paths, config.held_out)
     started, losses, tokens = time.monotonic(), [], (log["curve"][-1]["tokens"] if log["curve"] else 0)
@@ -296,11 +369,16 @@ def train_drafter(kind: str, target: Target, data: Path, out: Path, config: Trai
 
 
 def _to(example: Example, device: torch.device) -> Example:
-    return example if device.type == "cpu" else Example(*(v if isinstance(v, int) else v.to(device) for v in asdict(example).values()))
+    return (
+        example
+        if device.type == "cpu"
+        else Example(*(v if isinstance(v, int) else v.to(device) for v in asdict(example).values()))
+    )
 
 
 def _resume(state: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log: dict) -> int:
-    """Restores weights, optimiser and curve of an interrupted run of the same recipe and data; returns the first step to do."""
+    """Restores weights, optimiser and curve of an interrupted run of the same recipe and data; returns the first step
+    to do."""
     if not (state / "log.json").is_file():
         return 0
     saved = json.loads((state / "log.json").read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
 """Verification: several drafts of one anchor in a single target pass, the acceptance rule, and the end of an answer.
 
-The drafts are merged into a trie rooted at the anchor; every node is one row of the pass and sees the committed text, its ancestors and
-itself. A node's logits depend on its ancestors alone, so each draft is judged exactly as if it had been verified by itself.
+The drafts are merged into a trie rooted at the anchor; every node is one row of the pass and sees the committed text,
+its ancestors and itself. A node's logits depend on its ancestors alone, so each draft is judged exactly as if it had
+been verified by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Union of drafts: per node its token, its parent (the root is node 0, its own parent) and its depth; per draft the node path."""
+    """Union of drafts: per node its token, its parent (the root is node 0, its own parent) and its depth; per draft the
+    node path."""
 
     tokens: list[int]
     parents: list[int]
@@ -49,7 +51,8 @@ def merge(anchor: int, drafts: list[list[int]]) -> Trie:
 
 
 def attention_mask(trie: Trie, cached: int, device: torch.device | str = "cpu") -> Tensor:
-    """Boolean mask (1, 1, N, cached + N), True = attend: all cached tokens, the node's ancestors and the node itself."""
+    """Boolean mask (1, 1, N, cached + N), True = attend: all cached tokens, the node's ancestors and the node
+    itself."""
     n = len(trie)
     tree = torch.zeros(n, n, dtype=torch.bool)
     for node in range(n):
@@ -58,16 +61,22 @@ def attention_mask(trie: Trie, cached: int, device: torch.device | str = "cpu") 
     return torch.cat([torch.ones(n, cached, dtype=torch.bool), tree], 1)[None, None].to(device)
 
 
-def accept(draft: list[int], choices: list[int], *, remaining: int, eos_ids: tuple[int, ...]) -> tuple[int, list[int], str | None]:
-    """The acceptance rule: longest prefix of the draft that equals the target's choices, plus the target's own next token.
+def accept(
+    draft: list[int], choices: list[int], *, remaining: int, eos_ids: tuple[int, ...]
+) -> tuple[int, list[int], str | None]:
+    """The acceptance rule: longest prefix of the draft that equals the target's choices, plus the target's own next
+    token.
 
-    ``choices[i]`` is the target's choice after the anchor and the first i drafted tokens (len(draft) + 1 of them). Returns the accepted
-    count (bonus excluded, cut where the answer stops), the emitted tokens, and the stop reason "eos", "length" or None.
+    ``choices[i]`` is the target's choice after the anchor and the first i drafted tokens (len(draft) + 1 of them).
+    Returns the accepted count (bonus excluded, cut where the answer stops), the emitted tokens, and the stop reason
+    "eos", "length" or None.
 
     >>> accept([11, 2, 13], [11, 2, 13, 14], remaining=50, eos_ids=(2,))
     (2, [11, 2], 'eos')
     """
-    matched = next((i for i, (token, choice) in enumerate(zip(draft, choices)) if token != choice), len(draft))
+    matched = next(
+        (i for i, (token, choice) in enumerate(zip(draft, choices, strict=False)) if token != choice), len(draft)
+    )
     emitted = draft[:matched] + [choices[matched]]
     end = next((i for i, token in enumerate(emitted, 1) if token in eos_ids), None)
     stop = "eos" if end is not None and end <= remaining else "length" if len(emitted) >= remaining else None

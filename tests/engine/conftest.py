@@ -39,8 +39,18 @@ def randomise(module: torch.nn.Module, seed: int, scale: float = 0.3) -> torch.n
 @pytest.fixture(scope="session")
 def target() -> Target:
     torch.set_num_threads(1)
-    config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
-                                      num_hidden_layers=8, vocab_size=VOCAB, max_position_embeddings=256, bos_token_id=1, eos_token_id=2)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        vocab_size=VOCAB,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     model = randomise(transformers.LlamaForCausalLM(config), seed=0)
     return Target("tiny", model, TinyTokenizer(), EOS, tap_indices(8), "0" * 64)
 
@@ -58,14 +68,21 @@ def make_eagle(target: Target, window: int = 256) -> Eagle:
 
 
 def make_dflash(target: Target, block_size: int = 5) -> DFlash:
-    model = DFlashModel(DFlashConfig(32, 48, 2, 4, 2, block_size, tuple(i - 1 for i in target.taps), 8, mask_token_id=5))
+    model = DFlashModel(
+        DFlashConfig(32, 48, 2, 4, 2, block_size, tuple(i - 1 for i in target.taps), 8, mask_token_id=5)
+    )
     return DFlash(randomise(model, seed=2), target.model.model.embed_tokens.weight, target.model.lm_head.weight)
 
 
 @pytest.fixture
 def pool(target: Target) -> dict:
     eagle, dflash, ngram = make_eagle(target), make_dflash(target), Ngram(NgramConfig(1, 3), EOS)
-    return {"dflash": dflash, "eagle": eagle, "ngram": ngram, "cascade": Cascade(ngram, dflash, CascadeConfig(2, "dflash"))}
+    return {
+        "dflash": dflash,
+        "eagle": eagle,
+        "ngram": ngram,
+        "cascade": Cascade(ngram, dflash, CascadeConfig(2, "dflash")),
+    }
 
 
 class Scripted:
@@ -93,4 +110,6 @@ class Scripted:
 def prompts(n: int = 5) -> list[list[int]]:
     """Random prompts of 1 to 24 tokens with some repetition, so that lookups find something."""
     rng = np.random.default_rng(11)
-    return [(rng.integers(3, 20, size=int(rng.integers(1, 9))).tolist() * 3)[: int(rng.integers(1, 25))] for _ in range(n)]
+    return [
+        (rng.integers(3, 20, size=int(rng.integers(1, 9))).tolist() * 3)[: int(rng.integers(1, 25))] for _ in range(n)
+    ]

@@ -1,4 +1,5 @@
-"""Loading published checkpoints: synthetic files with the published names and tiny shapes, through the production loader."""
+"""Loading published checkpoints: synthetic files with the published names and tiny shapes, through the production
+loader."""
 
 from __future__ import annotations
 
@@ -19,20 +20,43 @@ def eagle_tensors(prefix: str = "midlayer.") -> dict[str, torch.Tensor]:
     """Names and shape relations of `yuhuili/EAGLE3-LLaMA3.1-Instruct-8B`, tiny."""
     d = H // HEADS
     shapes = {"fc.weight": (H, 3 * H), "norm.weight": (H,), "lm_head.weight": (VD, H)}
-    layer = {"self_attn.q_proj": (HEADS * d, 2 * H), "self_attn.k_proj": (KV * d, 2 * H), "self_attn.v_proj": (KV * d, 2 * H),
-             "self_attn.o_proj": (H, HEADS * d), "mlp.gate_proj": (INNER, H), "mlp.up_proj": (INNER, H), "mlp.down_proj": (H, INNER),
-             "hidden_norm": (H,), "input_layernorm": (H,), "post_attention_layernorm": (H,)}
+    layer = {
+        "self_attn.q_proj": (HEADS * d, 2 * H),
+        "self_attn.k_proj": (KV * d, 2 * H),
+        "self_attn.v_proj": (KV * d, 2 * H),
+        "self_attn.o_proj": (H, HEADS * d),
+        "mlp.gate_proj": (INNER, H),
+        "mlp.up_proj": (INNER, H),
+        "mlp.down_proj": (H, INNER),
+        "hidden_norm": (H,),
+        "input_layernorm": (H,),
+        "post_attention_layernorm": (H,),
+    }
     shapes |= {f"{prefix}{name}.weight": shape for name, shape in layer.items()}
     generator = torch.Generator().manual_seed(0)
     ids = torch.arange(0, 2 * VD, 2)
     t2d = torch.zeros(V, dtype=torch.bool)
     t2d[ids] = True
-    return {name: torch.randn(shape, generator=generator).half() for name, shape in shapes.items()} | {"d2t": ids - torch.arange(VD), "t2d": t2d}
+    return {name: torch.randn(shape, generator=generator).half() for name, shape in shapes.items()} | {
+        "d2t": ids - torch.arange(VD),
+        "t2d": t2d,
+    }
 
 
-EAGLE_CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": H, "intermediate_size": INNER, "num_attention_heads": HEADS,
-                "num_key_value_heads": KV, "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "vocab_size": V,
-                "draft_vocab_size": VD, "torch_dtype": "float16", "tie_word_embeddings": False}
+EAGLE_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": H,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "vocab_size": V,
+    "draft_vocab_size": VD,
+    "torch_dtype": "float16",
+    "tie_word_embeddings": False,
+}
 
 
 def write(folder, config: dict, tensors: dict, *, torch_file: bool = False):
@@ -47,16 +71,22 @@ def write(folder, config: dict, tensors: dict, *, torch_file: bool = False):
 
 @pytest.mark.parametrize("prefix, torch_file", [("midlayer.", True), ("layers.0.", False)])
 def test_both_spellings_of_an_eagle_head_load_to_the_same_weights(tmp_path, prefix, torch_file):
-    """The official `.bin` and the vLLM-style safetensors with an extra embedding give one and the same head, RoPE base 10000."""
+    """The official `.bin` and the vLLM-style safetensors with an extra embedding give one and the same head, RoPE base
+    10000."""
     tensors = eagle_tensors(prefix) | ({} if torch_file else {"embed_tokens.weight": torch.zeros(V, H)})
     head = load_head(read_folder(write(tmp_path, EAGLE_CONFIG, tensors, torch_file=torch_file)))
-    torch.testing.assert_close(head.midlayer.self_attn.q_proj.weight, eagle_tensors()["midlayer.self_attn.q_proj.weight"].float())
+    torch.testing.assert_close(
+        head.midlayer.self_attn.q_proj.weight, eagle_tensors()["midlayer.self_attn.q_proj.weight"].float()
+    )
     assert head.config.rope_theta == 10000.0
     assert head.target_ids.tolist() == list(range(0, 2 * VD, 2))
 
 
 def test_a_nested_config_reads_as_a_flat_one():
-    nested = {"draft_vocab_size": VD, "transformer_layer_config": {k: v for k, v in EAGLE_CONFIG.items() if k != "draft_vocab_size"}}
+    nested = {
+        "draft_vocab_size": VD,
+        "transformer_layer_config": {k: v for k, v in EAGLE_CONFIG.items() if k != "draft_vocab_size"},
+    }
     assert EagleConfig.from_dict(nested) == EagleConfig.from_dict(EAGLE_CONFIG)
 
 
@@ -66,11 +96,14 @@ def test_an_unknown_eagle_variant_is_refused_by_its_name(flag):
         EagleConfig.from_dict(EAGLE_CONFIG | {flag: True})
 
 
-@pytest.mark.parametrize("change, reason", [
-    (lambda t: t.pop("fc.weight"), "'fc.weight' is missing"),
-    (lambda t: t.update({"midlayer.extra.weight": torch.zeros(1)}), "'midlayer.extra.weight' is unknown"),
-    (lambda t: t.update({"norm.weight": torch.zeros(3)}), r"'norm.weight' has shape \(3,\)"),
-])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda t: t.pop("fc.weight"), "'fc.weight' is missing"),
+        (lambda t: t.update({"midlayer.extra.weight": torch.zeros(1)}), "'midlayer.extra.weight' is unknown"),
+        (lambda t: t.update({"norm.weight": torch.zeros(3)}), r"'norm.weight' has shape \(3,\)"),
+    ],
+)
 def test_a_wrong_tensor_is_named(tmp_path, change, reason):
     tensors = eagle_tensors()
     change(tensors)
@@ -83,28 +116,60 @@ def dflash_tensors(layers: int = 2, taps: int = 5) -> dict[str, torch.Tensor]:
     d = H // HEADS
     shapes = {"fc.weight": (H, taps * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
     for i in range(layers):
-        layer = {"self_attn.q_proj": (HEADS * d, H), "self_attn.k_proj": (KV * d, H), "self_attn.v_proj": (KV * d, H), "self_attn.o_proj": (H, HEADS * d),
-                 "self_attn.q_norm": (d,), "self_attn.k_norm": (d,), "mlp.gate_proj": (INNER, H), "mlp.up_proj": (INNER, H), "mlp.down_proj": (H, INNER),
-                 "input_layernorm": (H,), "post_attention_layernorm": (H,)}
+        layer = {
+            "self_attn.q_proj": (HEADS * d, H),
+            "self_attn.k_proj": (KV * d, H),
+            "self_attn.v_proj": (KV * d, H),
+            "self_attn.o_proj": (H, HEADS * d),
+            "self_attn.q_norm": (d,),
+            "self_attn.k_norm": (d,),
+            "mlp.gate_proj": (INNER, H),
+            "mlp.up_proj": (INNER, H),
+            "mlp.down_proj": (H, INNER),
+            "input_layernorm": (H,),
+            "post_attention_layernorm": (H,),
+        }
         shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
     return {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
 
 
-DFLASH_CONFIG = {"hidden_size": H, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": KV,
-                 "head_dim": H // HEADS, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": V, "num_target_layers": 32,
-                 "layer_types": ["full_attention"] * 2, "attention_bias": False}
+DFLASH_CONFIG = {
+    "hidden_size": H,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "head_dim": H // HEADS,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "vocab_size": V,
+    "num_target_layers": 32,
+    "layer_types": ["full_attention"] * 2,
+    "attention_bias": False,
+}
 
 
-@pytest.mark.parametrize("placed", [{"block_size": 10, "dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 8, 15, 22, 29]}},
-                                    {"dflash_config": {"block_size": 10, "mask_token_id": 7, "target_layer_ids": [1, 8, 15, 22, 29]}}])
+@pytest.mark.parametrize(
+    "placed",
+    [
+        {"block_size": 10, "dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 8, 15, 22, 29]}},
+        {"dflash_config": {"block_size": 10, "mask_token_id": 7, "target_layer_ids": [1, 8, 15, 22, 29]}},
+    ],
+)
 def test_both_placements_of_block_size_load(tmp_path, placed):
     model = load_model(read_folder(write(tmp_path, DFLASH_CONFIG | placed, dflash_tensors())))
     assert model.config.block_size == 10 and model.config.taps == (2, 9, 16, 23, 30)
     assert model.config.rope_theta == 500000.0
 
 
-@pytest.mark.parametrize("variant, name", [({"is_causal": True}, "is_causal"), ({"layer_types": ["sliding_attention"] * 2}, "sliding_attention"),
-                                           ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling")])
+@pytest.mark.parametrize(
+    "variant, name",
+    [
+        ({"is_causal": True}, "is_causal"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_attention"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
+    ],
+)
 def test_an_unknown_dflash_variant_is_refused_by_its_name(variant, name):
     with pytest.raises(CheckpointError, match=name):
         DFlashConfig.from_dict(DFLASH_CONFIG | {"block_size": 10} | variant)
@@ -112,11 +177,25 @@ def test_an_unknown_dflash_variant_is_refused_by_its_name(variant, name):
 
 def test_a_dflash_config_without_a_mask_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="mask_token_id"):
-        load_model(read_folder(write(tmp_path, DFLASH_CONFIG | {"block_size": 4, "target_layer_ids": [1, 8, 15, 22, 29]}, dflash_tensors())))
+        load_model(
+            read_folder(
+                write(
+                    tmp_path,
+                    DFLASH_CONFIG | {"block_size": 4, "target_layer_ids": [1, 8, 15, 22, 29]},
+                    dflash_tensors(),
+                )
+            )
+        )
 
 
 def test_missing_layer_ids_follow_the_published_rule():
-    assert DFlashConfig.from_dict(DFLASH_CONFIG | {"block_size": 10, "num_hidden_layers": 5}).target_layer_ids == (1, 8, 15, 22, 29)
+    assert DFlashConfig.from_dict(DFLASH_CONFIG | {"block_size": 10, "num_hidden_layers": 5}).target_layer_ids == (
+        1,
+        8,
+        15,
+        22,
+        29,
+    )
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
@@ -128,8 +207,16 @@ def test_published_parameter_count_of_the_eagle_head():
     """424,689,664 parameters of the published head follow from its config (meta device: nothing is allocated)."""
     from specsel.engine.eagle import EagleHead
 
-    config = EagleConfig.from_dict({"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-                                    "vocab_size": 128256, "draft_vocab_size": 32000})
+    config = EagleConfig.from_dict(
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "draft_vocab_size": 32000,
+        }
+    )
     with torch.device("meta"):
         head = EagleHead(config)
     assert sum(p.numel() for p in head.parameters()) == 424_689_664
@@ -137,5 +224,9 @@ def test_published_parameter_count_of_the_eagle_head():
 
 def test_drafter_modules_use_the_published_names():
     """Every name of the synthetic checkpoint is a parameter of the module, and the other way round."""
-    model = DFlashModel(DFlashConfig.from_dict(DFLASH_CONFIG | {"block_size": 10, "target_layer_ids": [1, 8, 15, 22, 29], "mask_token_id": 7}))
+    model = DFlashModel(
+        DFlashConfig.from_dict(
+            DFLASH_CONFIG | {"block_size": 10, "target_layer_ids": [1, 8, 15, 22, 29], "mask_token_id": 7}
+        )
+    )
     assert set(model.state_dict()) == set(dflash_tensors())

@@ -23,7 +23,8 @@ def sequence(features, n_prompt: int = 6, n_output: int = 12) -> tuple[list[int]
 
 @pytest.mark.parametrize("make", [make_eagle, make_dflash])
 def test_incremental_drafts_equal_batched_drafts(target, features, make):
-    """Feeding a request in random chunks and drafting at each anchor gives the drafts and statistics of the batched pass."""
+    """Feeding a request in random chunks and drafting at each anchor gives the drafts and statistics of the batched
+    pass."""
     drafter, (tokens, taps) = make(target), sequence(features)
     batched = drafter.propose_all(tokens, 6, taps, 4)
     for stride in (1, 3):
@@ -41,7 +42,8 @@ def test_incremental_drafts_equal_batched_drafts(target, features, make):
 
 
 def test_eagle_training_states_equal_the_inference_chain_fed_with_true_tokens(target, features):
-    """Training-time test: state of step j at anchor t == state of a chain of j steps from t whose tokens are the true ones."""
+    """Training-time test: state of step j at anchor t == state of a chain of j steps from t whose tokens are the true
+    ones."""
     drafter, (tokens, taps) = make_eagle(target), sequence(features)
     head, ids, steps = drafter.head, torch.tensor(tokens), 4
     example = Example(ids, 6, taps, None, None, torch.zeros(len(tokens) - 6))
@@ -62,7 +64,8 @@ def test_eagle_training_states_equal_the_inference_chain_fed_with_true_tokens(ta
 
 
 def test_dflash_block_sees_nothing_of_other_blocks_or_later_text(target, features):
-    """Changing every token and feature from the anchor on leaves the draft from that anchor as it was, but for the anchor itself."""
+    """Changing every token and feature from the anchor on leaves the draft from that anchor as it was, but for the
+    anchor itself."""
     drafter, (tokens, taps) = make_dflash(target), sequence(features)
     before = drafter.propose_all(tokens, 6, taps, 4)
     changed = taps.clone()
@@ -118,10 +121,16 @@ def test_nothing_after_an_end_token_is_proposed():
     assert drafter.propose(3).row(0) == [2]
 
 
-@pytest.mark.parametrize("d2t, marked, reason", [
-    ([0, 0, 0, 0], [0, 2, 3, 6], "does not agree"), ([0, 2, 3, 6], [0, 2, 3, 6], "does not agree"), ([0, 1, 1, 9], [0, 2, 3, 6], "outside"),
-    ([3, 1, 1, 3], [2, 3, 6], "not increasing"), ([0, 1, 1, 3], [0, 2, 3], "marks 3 ids"),
-])
+@pytest.mark.parametrize(
+    "d2t, marked, reason",
+    [
+        ([0, 0, 0, 0], [0, 2, 3, 6], "does not agree"),
+        ([0, 2, 3, 6], [0, 2, 3, 6], "does not agree"),
+        ([0, 1, 1, 9], [0, 2, 3, 6], "outside"),
+        ([3, 1, 1, 3], [2, 3, 6], "not increasing"),
+        ([0, 1, 1, 3], [0, 2, 3], "marks 3 ids"),
+    ],
+)
 def test_a_wrong_vocabulary_map_is_refused(d2t, marked, reason):
     t2d = torch.zeros(10, dtype=torch.bool)
     t2d[marked] = True

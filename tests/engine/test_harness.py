@@ -22,8 +22,14 @@ def config(tmp_path) -> CollectConfig:
     """Two workloads of five prompts in files of the published form."""
     for seed, workload in enumerate(("alpha", "beta")):
         rng = np.random.default_rng(seed)
-        rows = [{"id": f"{workload}/{i}", "messages": [{"role": "user", "content": "".join(map(chr, rng.integers(97, 104, 12)))}], "category": "real:x"}
-                for i in range(5)]
+        rows = [
+            {
+                "id": f"{workload}/{i}",
+                "messages": [{"role": "user", "content": "".join(map(chr, rng.integers(97, 104, 12)))}],
+                "category": "real:x",
+            }
+            for i in range(5)
+        ]
         (tmp_path / f"{workload}.eval.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     return CollectConfig(requests=None, workloads=("alpha", "beta"), max_new=24, draft_len=4, prompts=tmp_path)
 
@@ -33,11 +39,14 @@ def hashes(folder) -> dict[str, str]:
 
 
 def test_the_log_equals_the_live_engine_block_by_block(target, features, pool, config, tmp_path):
-    """For every fixed arm and request: positions and accepted counts of the engine's blocks are those of replay on the log."""
+    """For every fixed arm and request: positions and accepted counts of the engine's blocks are those of replay on the
+    log."""
     log = logs.read_log(collect(target, pool, tmp_path / "run", config))
     assert log.complete and log.arms == tuple(pool)
     decoder = Decoder(features, pool, draft_len=4)
-    prompts = {p.id: encode(target.tokenizer, p) for w in config.workloads for p in load_prompts(w, "eval", config.prompts)}
+    prompts = {
+        p.id: encode(target.tokenizer, p) for w in config.workloads for p in load_prompts(w, "eval", config.prompts)
+    }
     for k, arm in enumerate(log.arms):
         for r, request in enumerate(log.requests):
             rows = np.arange(log.starts[r], log.starts[r + 1])
@@ -51,17 +60,17 @@ def test_the_log_equals_the_live_engine_block_by_block(target, features, pool, c
 
 
 def test_a_run_interrupted_at_any_request_resumes_to_the_same_bytes(target, pool, config, tmp_path, monkeypatch):
-    """Stopping after n scored requests, for several n, and running the same command again gives the files of an uninterrupted run."""
+    """Stopping after n scored requests, for several n, and running the same command again gives the files of an
+    uninterrupted run."""
     whole = hashes(collect(target, pool, tmp_path / "whole", config))
     for stop_after in (0, 1, 7):
         calls = iter(range(100))
 
-        def score(*args, stop_after=stop_after, calls=calls):
+        def score(*args, stop_after=stop_after, calls=calls, original=harness.score):
             if next(calls) == stop_after:
                 raise KeyboardInterrupt
             return original(*args)
 
-        original = harness.score
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(harness, "score", score)
             collect(target, pool, tmp_path / f"cut{stop_after}", config)
@@ -89,13 +98,18 @@ def test_other_settings_do_not_resume(target, pool, config, tmp_path, monkeypatc
 def test_a_second_collector_on_one_folder_is_refused(target, pool, config, tmp_path):
     parts = tmp_path / ".run.parts"
     parts.mkdir()
-    with harness._only_writer(parts, tmp_path / "run"), pytest.raises(CollectError, match="another process is collecting"):
+    with (
+        harness._only_writer(parts, tmp_path / "run"),
+        pytest.raises(CollectError, match="another process is collecting"),
+    ):
         collect(target, pool, tmp_path / "run", config)
 
 
 def test_nan_logits_of_a_drafter_stop_with_its_name(target, pool, config, tmp_path):
     broken = make_eagle(target)
-    broken.head.lm_head.weight = torch.nn.Parameter(torch.full_like(broken.head.lm_head.weight, float("nan")), requires_grad=False)
+    broken.head.lm_head.weight = torch.nn.Parameter(
+        torch.full_like(broken.head.lm_head.weight, float("nan")), requires_grad=False
+    )
     with pytest.raises(CollectError, match="drafter 'eagle' gave NaN"):
         collect(target, pool | {"eagle": broken}, tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
@@ -130,7 +144,8 @@ def test_a_missing_or_changed_prompt_file_is_named(tmp_path):
 
 
 def test_the_engine_check_finds_a_planted_difference(target, features, pool, config, tmp_path):
-    """On a true log every request is equal for every arm; after one accepted count is changed, exactly that request is not."""
+    """On a true log every request is equal for every arm; after one accepted count is changed, exactly that request is
+    not."""
     from dataclasses import replace
 
     from specsel.engine.equality import check_engine, first_difference
@@ -141,7 +156,9 @@ def test_the_engine_check_finds_a_planted_difference(target, features, pool, con
     log = logs.read_log(run)
     changed = log.accepted.copy()
     changed[log.starts[3], 0] += 1
-    prompts = {p.id: encode(target.tokenizer, p) for w in config.workloads for p in load_prompts(w, "eval", config.prompts)}
+    prompts = {
+        p.id: encode(target.tokenizer, p) for w in config.workloads for p in load_prompts(w, "eval", config.prompts)
+    }
     trace = Decoder(features, pool, draft_len=4).run(prompts[log.requests[3]], always(log.arms[0]), max_new=24)
     assert first_difference(log, 3, 0, trace) is None
     assert first_difference(replace(log, accepted=changed), 3, 0, trace) == 0

@@ -19,7 +19,9 @@ MAX_NEW = 40
 def reference(target, prompt: list[int], max_new: int = MAX_NEW) -> list[int]:
     """Plain greedy decoding by the library."""
     ids = torch.tensor([prompt])
-    out = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new, pad_token_id=0)
+    out = target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new, pad_token_id=0
+    )
     return out[0, len(prompt) :].tolist()
 
 
@@ -32,11 +34,16 @@ def test_every_drafter_leaves_the_greedy_output_unchanged(target, features, pool
 
 
 def test_adversarial_drafters_leave_the_greedy_output_unchanged(target, features):
-    """perfect, useless, empty, end-of-sequence inside: the output never moves, and perfect drafts are all accepted."""
+    """Perfect, useless, empty, end-of-sequence inside: the output never moves, and perfect drafts are all accepted."""
     for prompt in prompts():
         truth = reference(target, prompt)
-        scripts = {"perfect": lambda seen, n=len(prompt), t=truth: t[len(seen) - n :], "useless": lambda seen: [96, 95, 94, 93], "empty": lambda seen: [],
-                   "eos_inside": lambda seen, n=len(prompt), t=truth: [*t[len(seen) - n : len(seen) - n + 1], EOS[0], 7, 7]}
+        n = len(prompt)
+        scripts = {
+            "perfect": lambda seen, n=n, t=truth: t[len(seen) - n :],
+            "useless": lambda seen: [96, 95, 94, 93],
+            "empty": lambda seen: [],
+            "eos_inside": lambda seen, n=n, t=truth: [*t[len(seen) - n : len(seen) - n + 1], EOS[0], 7, 7],
+        }
         decoder = Decoder(features, {name: Scripted(name, script) for name, script in scripts.items()}, draft_len=4)
         for name in scripts:
             trace = decoder.run(prompt, always(name), max_new=MAX_NEW)
@@ -46,12 +53,18 @@ def test_adversarial_drafters_leave_the_greedy_output_unchanged(target, features
 
 
 def test_switching_drafters_mid_request_changes_nothing(target, features, pool):
-    """A policy that changes the arm at every block, and one that verifies all four and keeps the longest, both give the greedy output."""
+    """A policy that changes the arm at every block, and one that verifies all four and keeps the longest, both give the
+    greedy output."""
     arms = list(pool)
     decoder = Decoder(features, pool, draft_len=4)
     for prompt in prompts():
         truth = reference(target, prompt)
-        assert decoder.run(prompt, lambda position, state: ([arms[position % 4]], arms[position % 4]), max_new=MAX_NEW).output == truth
+        assert (
+            decoder.run(
+                prompt, lambda position, state: ([arms[position % 4]], arms[position % 4]), max_new=MAX_NEW
+            ).output
+            == truth
+        )
         union = decoder.run(prompt, lambda position, state: (arms, None), max_new=MAX_NEW)
         assert union.output == truth
         assert all(b.accepted[b.arm] == max(b.accepted.values()) for b in union.blocks if b.arm)
@@ -67,7 +80,8 @@ def test_any_length_limit_gives_the_tokens_of_plain_decoding(target, features, p
 
 
 def test_offline_scores_equal_live_scores(target, features, pool):
-    """Accepted counts of the live engine, block by block and arm by arm, equal those of the batched drafts on the finished output."""
+    """Accepted counts of the live engine, block by block and arm by arm, equal those of the batched drafts on the
+    finished output."""
     decoder = Decoder(features, pool, draft_len=4)
     for prompt in prompts():
         trace = decoder.run(prompt, lambda position, state: (list(pool), "eagle"), max_new=MAX_NEW)
@@ -104,7 +118,9 @@ def test_union_verification_gives_every_draft_the_logits_of_its_own_pass(target,
     trie = merge(20, drafts)
     _, _, cache = features(torch.tensor(prompt))
     depths = torch.tensor(trie.depths)
-    logits, _, _ = features(torch.tensor(trie.tokens), cache=cache, positions=len(prompt) + depths, mask=attention_mask(trie, len(prompt)))
+    logits, _, _ = features(
+        torch.tensor(trie.tokens), cache=cache, positions=len(prompt) + depths, mask=attention_mask(trie, len(prompt))
+    )
     for draft, path in zip(drafts, trie.paths, strict=True):
         alone = features(torch.tensor([*prompt, 20, *draft]))[0]
         torch.testing.assert_close(logits[[0, *path]], alone[len(prompt) :], rtol=1e-4, atol=1e-4)
@@ -127,7 +143,8 @@ def test_a_cache_that_cannot_be_cut_is_refused(features):
 
 
 def test_each_committed_token_is_the_argmax_of_its_verify_row(target, features, pool):
-    """The margin of every committed token is that of the target's first choice in the row that verified it, hence never negative."""
+    """The margin of every committed token is that of the target's first choice in the row that verified it, hence never
+    negative."""
     trace = Decoder(features, pool, draft_len=4).run(prompts()[0], always("eagle"), max_new=MAX_NEW)
     assert len(trace.margins) == len(trace.output)
     assert min(trace.margins) >= 0
@@ -139,20 +156,24 @@ def test_plain_decoding_through_the_engine_emits_one_token_a_block(target, featu
     assert all(b.emitted == 1 and b.rows == 1 for b in trace.blocks)
 
 
-@pytest.mark.parametrize("name, draft, choices, remaining, eos, expected", [
-    ("a right draft keeps its bonus", [11, 12], [11, 12, 13], 50, (2,), (2, [11, 12, 13], None)),
-    ("a match after a mismatch does not count", [11, 99, 13], [11, 12, 13, 14], 50, (2,), (1, [11, 12], None)),
-    ("an end inside the draft stops there", [11, 2, 13], [11, 2, 13, 14], 50, (2,), (2, [11, 2], "eos")),
-    ("the end can be the correction", [99], [2, 5], 50, (2,), (0, [2], "eos")),
-    ("the budget cuts the block", [11, 12, 13], [11, 12, 13, 14], 2, (2,), (2, [11, 12], "length")),
-    ("an end at the budget is an end", [11, 2, 13], [11, 2, 13, 14], 2, (2,), (2, [11, 2], "eos")),
-])
+@pytest.mark.parametrize(
+    "name, draft, choices, remaining, eos, expected",
+    [
+        ("a right draft keeps its bonus", [11, 12], [11, 12, 13], 50, (2,), (2, [11, 12, 13], None)),
+        ("a match after a mismatch does not count", [11, 99, 13], [11, 12, 13, 14], 50, (2,), (1, [11, 12], None)),
+        ("an end inside the draft stops there", [11, 2, 13], [11, 2, 13, 14], 50, (2,), (2, [11, 2], "eos")),
+        ("the end can be the correction", [99], [2, 5], 50, (2,), (0, [2], "eos")),
+        ("the budget cuts the block", [11, 12, 13], [11, 12, 13, 14], 2, (2,), (2, [11, 12], "length")),
+        ("an end at the budget is an end", [11, 2, 13], [11, 2, 13, 14], 2, (2,), (2, [11, 2], "eos")),
+    ],
+)
 def test_acceptance_rule(name, draft, choices, remaining, eos, expected):
     assert accept(draft, choices, remaining=remaining, eos_ids=eos) == expected, name
 
 
 def test_with_shared_noise_every_arm_samples_the_same_tokens(target, features, pool):
-    """One Gumbel stream per absolute position: fixed arms, the union and plain decoding give one and the same sampled output."""
+    """One Gumbel stream per absolute position: fixed arms, the union and plain decoding give one and the same sampled
+    output."""
     prompt = prompts()[2]
     decoder = Decoder(features, pool, draft_len=4, choose=sampled(0.7, 5, ["w/1"]))
     truth = decoder.run(prompt, plain, max_new=MAX_NEW).output
@@ -165,9 +186,9 @@ def test_with_shared_noise_every_arm_samples_the_same_tokens(target, features, p
 
 
 def test_sampled_blocks_follow_the_enumerated_distribution(target, features):
-    """Two-token outputs over a vocabulary of 6 (other logits at minus infinity), drafted by a drafter that always guesses: frequencies over
-    4,000 noise seeds agree with the enumerated product of softmaxes (chi-square with 35 degrees of freedom, 99.9 % point 66.6).
-    """
+    """Two-token outputs over a vocabulary of 6 (other logits at minus infinity), drafted by a drafter that always
+    guesses: frequencies over 4,000 noise seeds agree with the enumerated product of softmaxes (chi-square with 35
+    degrees of freedom, 99.9 % point 66.6)."""
     allowed = list(range(3, 9))
 
     def restrict(logits):
@@ -175,11 +196,16 @@ def test_sampled_blocks_follow_the_enumerated_distribution(target, features):
 
     def exact(prompt):
         first = torch.softmax(restrict(features(torch.tensor(prompt), last_only=True)[0][0]) / 0.7, -1)
-        second = [torch.softmax(restrict(features(torch.tensor([*prompt, a]), last_only=True)[0][0]) / 0.7, -1) for a in allowed]
+        second = [
+            torch.softmax(restrict(features(torch.tensor([*prompt, a]), last_only=True)[0][0]) / 0.7, -1)
+            for a in allowed
+        ]
         return torch.stack([first[i] * second[i] for i in range(6)]).double().numpy()
 
     prompt, counts = [5, 6, 7], np.zeros((6, 6))
-    logits = {(): features(torch.tensor(prompt), last_only=True)[0]} | {(a,): features(torch.tensor([*prompt, a]), last_only=True)[0] for a in allowed}
+    logits = {(): features(torch.tensor(prompt), last_only=True)[0]} | {
+        (a,): features(torch.tensor([*prompt, a]), last_only=True)[0] for a in allowed
+    }
     for seed in range(4000):
         choose = sampled(0.7, seed, ["w/1"])
         first = int(choose(restrict(logits[()]), [0], [0]))

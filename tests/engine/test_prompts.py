@@ -11,7 +11,9 @@ from specsel.engine.prompts import SHA256, WORKLOADS, PromptError
 def test_hub_rows_become_prompts_in_the_published_wording():
     assert hub.gsm8k(3, {"question": "How\u00a0many? "}) == ("gsm8k/test/3", "How many?", "")
     assert hub.human_eval(0, {"prompt": "def f():  \n    pass\n"})[1].endswith("```python\ndef f():\n    pass\n```")
-    assert hub.mbpp(0, {"task_id": 11, "text": "Do it.", "test_list": ["assert f(1)", "assert f(2)"]})[1].endswith("tests:\n\nassert f(1)\nassert f(2)")
+    assert hub.mbpp(0, {"task_id": 11, "text": "Do it.", "test_list": ["assert f(1)", "assert f(2)"]})[1].endswith(
+        "tests:\n\nassert f(1)\nassert f(2)"
+    )
 
 
 def test_a_rebuilt_prompt_that_differs_is_named():

@@ -24,15 +24,21 @@ from specsel.engine.train import new_dflash, new_eagle
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "data" / "runs" / "spine"
 TIE = 1e-3
-"""Top-1/top-2 logit margin below which rounding alone can move an fp32 choice between two machines or two batch shapes."""
+"""Top-1/top-2 logit margin below which rounding alone can move an fp32 choice between two machines or two batch
+shapes."""
 
 
 def prompt_folder() -> Path:
     return Path(os.environ.get("SPECSEL_PROMPTS") or ROOT.parent / "shared" / "data" / "prompts")
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (targets.home() / "targets" / targets.EMBEDDED).is_dir(), reason="run `specsel fetch` first"),
-              pytest.mark.skipif(not prompt_folder().is_dir(), reason="no prompt files: set SPECSEL_PROMPTS")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (targets.home() / "targets" / targets.EMBEDDED).is_dir(), reason="run `specsel fetch` first"
+    ),
+    pytest.mark.skipif(not prompt_folder().is_dir(), reason="no prompt files: set SPECSEL_PROMPTS"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,8 @@ def requests():
 
 
 def test_the_committed_log_is_what_the_engine_does(real, requests):
-    """One request a workload, every arm: all blocks as logged, or the first difference stands at a tie of the target's logits."""
+    """One request a workload, every arm: all blocks as logged, or the first difference stands at a tie of the target's
+    logits."""
     target, features, pool = real
     log, chosen = requests
     decoder = Decoder(features, pool, draft_len=log.draft_len)

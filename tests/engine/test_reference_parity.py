@@ -1,4 +1,5 @@
-"""Parity with the authors' code: imported from checkouts named by SPECSEL_REFERENCE (a folder with ``EAGLE`` and ``dflash``), never vendored.
+"""Parity with the authors' code: imported from checkouts named by SPECSEL_REFERENCE (a folder with ``EAGLE`` and
+``dflash``), never vendored.
 
 Run against SafeAILab/EAGLE at cb7e0841 and z-lab/dflash at 44947fbf; skipped where the folder is not given.
 """
@@ -36,8 +37,20 @@ def authors(repository: str, module: str):
 @pytest.fixture(scope="module")
 def eagle_pair():
     """The authors' head and ours with the same random weights, norms included, and a random draft vocabulary."""
-    config = SimpleNamespace(hidden_size=H, num_attention_heads=HEADS, num_key_value_heads=KV, intermediate_size=INNER, vocab_size=V, draft_vocab_size=VD,
-                             rms_norm_eps=1e-5, hidden_act="silu", rope_scaling=None, max_position_embeddings=256, pretraining_tp=1, pad_token_id=0)
+    config = SimpleNamespace(
+        hidden_size=H,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV,
+        intermediate_size=INNER,
+        vocab_size=V,
+        draft_vocab_size=VD,
+        rms_norm_eps=1e-5,
+        hidden_act="silu",
+        rope_scaling=None,
+        max_position_embeddings=256,
+        pretraining_tp=1,
+        pad_token_id=0,
+    )
     theirs = randomise(authors("EAGLE", "eagle.model.cnets").Model(config), seed=1, scale=0.1)
     head = EagleHead(EagleConfig(H, INNER, HEADS, KV, V, VD, H // HEADS, max_position_embeddings=256)).eval()
     head.load_state_dict({n: t for n, t in theirs.state_dict().items() if n != "embed_tokens.weight"}, strict=True)
@@ -60,7 +73,9 @@ def test_eagle_states_equal_the_authors_forward_pass(eagle_pair):
     for j, token in enumerate([5, 9, 17, 30]):
         state = ours.head.layer(state, u, position + j, [segment], step=j > 0)
         torch.testing.assert_close(state[0], expected[0, -1], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(ours.head.logits(state)[0], theirs.lm_head(theirs.norm(expected[0, -1])), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            ours.head.logits(state)[0], theirs.lm_head(theirs.norm(expected[0, -1])), rtol=1e-5, atol=1e-5
+        )
         u = ours.head.inputs(state, ours._embed(torch.tensor([token])))
         expected, cache = theirs(expected[:, -1:], torch.tensor([[token]]), past_key_values=cache, use_cache=True)
 
@@ -69,21 +84,35 @@ def test_eagle_states_equal_the_authors_forward_pass(eagle_pair):
 def dflash_pair():
     from transformers import Qwen3Config
 
-    config = Qwen3Config(hidden_size=H, intermediate_size=INNER, num_hidden_layers=3, num_attention_heads=HEADS, num_key_value_heads=KV, head_dim=H // HEADS,
-                         vocab_size=V, rms_norm_eps=1e-6, max_position_embeddings=256, layer_types=["full_attention"] * 3, attention_dropout=0.0)
+    config = Qwen3Config(
+        hidden_size=H,
+        intermediate_size=INNER,
+        num_hidden_layers=3,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV,
+        head_dim=H // HEADS,
+        vocab_size=V,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=256,
+        layer_types=["full_attention"] * 3,
+        attention_dropout=0.0,
+    )
     config.num_target_layers, config.block_size = 32, 6
     config.dflash_config = {"mask_token_id": 7, "target_layer_ids": [1, 14, 26]}
     config._attn_implementation = "sdpa"
     theirs = randomise(authors("dflash", "dflash.model").DFlashDraftModel(config), seed=3, scale=0.1)
     theta = config.rope_parameters["rope_theta"]
-    ours = DFlashModel(DFlashConfig(H, INNER, 3, HEADS, KV, 6, (1, 14, 26), H // HEADS, 1e-6, theta, mask_token_id=7)).eval()
+    ours = DFlashModel(
+        DFlashConfig(H, INNER, 3, HEADS, KV, 6, (1, 14, 26), H // HEADS, 1e-6, theta, mask_token_id=7)
+    ).eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     return theirs, ours
 
 
 @torch.inference_mode()
 def test_dflash_states_equal_the_authors_forward_pass(dflash_pair):
-    """One shot for each of several anchors: their pass over context and block against our packed pass over all anchors, at 1e-5."""
+    """One shot for each of several anchors: their pass over context and block against our packed pass over all anchors,
+    at 1e-5."""
     theirs, ours = dflash_pair
     generator = torch.Generator().manual_seed(4)
     taps, embeddings, mask = (torch.randn(*shape, generator=generator) for shape in ((20, 3 * H), (4, H), (H,)))
@@ -92,5 +121,7 @@ def test_dflash_states_equal_the_authors_forward_pass(dflash_pair):
     keys, values = ours.inject(taps, torch.arange(20))
     packed = ours(blocks, anchors, [(slice(0, 4), Context(keys, values, anchors))])
     for row, n in enumerate(anchors.tolist()):
-        expected = theirs(position_ids=torch.arange(n + 6)[None], noise_embedding=blocks[row : row + 1], target_hidden=taps[None, :n])
+        expected = theirs(
+            position_ids=torch.arange(n + 6)[None], noise_embedding=blocks[row : row + 1], target_hidden=taps[None, :n]
+        )
         torch.testing.assert_close(packed[row], expected[0], rtol=1e-5, atol=1e-5)

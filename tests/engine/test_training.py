@@ -19,7 +19,18 @@ from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
 from specsel.engine.train import TrainConfig, accepted_counts, train_drafter
 
-TINY = TrainConfig(steps=6, batch=2, rate=3e-3, draft_vocab=60, draft_len=4, draft_steps=3, layers=2, anchors=6, eval_every=2, held_out=2)
+TINY = TrainConfig(
+    steps=6,
+    batch=2,
+    rate=3e-3,
+    draft_vocab=60,
+    draft_len=4,
+    draft_steps=3,
+    layers=2,
+    anchors=6,
+    eval_every=2,
+    held_out=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +75,8 @@ def test_soft_targets_are_distributions_over_the_draft_vocabulary(answers):
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 def test_training_lowers_the_loss_and_writes_a_loadable_drafter(target, answers, tmp_path, kind):
-    """The written folder loads through the production loader; its curve shows a falling loss; held-out answers are not trained on."""
+    """The written folder loads through the production loader; its curve shows a falling loss; held-out answers are not
+    trained on."""
     log = train_drafter(kind, target, answers, tmp_path, TINY, report=lambda point: None)
     assert log["curve"][-1]["loss"] < log["curve"][0]["loss"]
     files = read_folder(tmp_path)
@@ -89,7 +101,9 @@ def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(t
         train_drafter(kind, target, answers, tmp_path / "cut", TINY, report=stop)
     train_drafter(kind, target, answers, tmp_path / "cut", TINY, report=lambda point: None)
     for name, tensor in load_file(tmp_path / "whole" / "state" / "weights.safetensors").items():
-        torch.testing.assert_close(load_file(tmp_path / "cut" / "state" / "weights.safetensors")[name], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(
+            load_file(tmp_path / "cut" / "state" / "weights.safetensors")[name], tensor, rtol=0, atol=0
+        )
 
 
 def test_accepted_counts_are_common_prefixes_with_what_follows():
