@@ -32,6 +32,7 @@ from specsel.replay import (
 from specsel.statistics import Estimate, bootstrap_requests, holm, pooled_ratio
 
 SEEDS = tuple(range(20))  # of every policy that draws at random
+TUNE_ONE_BY_ONE = 150  # training requests for tuning with state kept, where requests cannot run side by side
 
 
 def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog]:
@@ -115,7 +116,8 @@ def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
     for reset in ("request", "never") if keeps else ("request",):
         policy = base
         if job.tuned and job.name in GRIDS:
-            policy = tune(job.train, job.name, feedback=setups(base)[0], reset=reset, seeds=job.seeds[:5])
+            some = slice(TUNE_ONE_BY_ONE) if reset == "never" else slice(None)
+            policy = tune(job.train.select(some), job.name, feedback=setups(base)[0], reset=reset, seeds=job.seeds[:5])
         for feedback, (found, spread) in _evaluate_each(job.test, policy, reset, job).items():
             shown = "" if policy.sees == "nothing" else feedback
             rows.append(({"policy": job.name, "sees": policy.sees, "feedback": shown, "reset": reset,
@@ -137,6 +139,9 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
             seeds: Sequence[int] = SEEDS, tuned: bool = True, n_resamples: int = 2000,
             workers: int = 1) -> pd.DataFrame:
     """The policy table on the test requests, one row per policy, feedback and reset.
+
+    A policy is tuned once per reset, under the first kind of feedback it takes, and then frozen. (With state kept, on
+    at most 150 training requests.)
 
     Columns: policy, sees, feedback, reset, setting, seed_sd, block_efficiency, then ``fixed`` and ``dp``: the paired
     difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, ``fixed_p``
