@@ -40,6 +40,7 @@ book: env
 	@.venv/bin/specsel book
 
 test: env-all
+	@.venv-all/bin/specsel fetch
 	.venv-all/bin/python -m pytest -m "not gpu" $(TESTS)
 
 logs: env-all
