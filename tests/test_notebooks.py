@@ -1,0 +1,241 @@
+"""The notebooks: what a reader may rely on in their sources, and that they run on a small log with small parameters."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from specsel import staging
+from specsel.book import build_book, check_logs, kernel_environment, list_notebooks, run_notebook
+from specsel.log import write_log
+from specsel.simulation import Model, simulate_positions
+
+ROOT = Path(__file__).parent.parent
+CASES = Path(__file__).parent / "cases"
+NOTEBOOKS = list_notebooks(ROOT)
+TINY = {"n_resamples": 100, "seeds": 2, "tuned": False, "corpora": 4}
+
+
+def cells(path: Path, kind: str) -> list[str]:
+    return ["".join(cell["source"]) for cell in staging.read_notebook(path)["cells"] if cell["cell_type"] == kind]
+
+
+def simulated(folder: Path, seed: int = 0) -> Path:
+    """A run folder of 24 short requests."""
+    model = Model(requests_per_workload=6, output_len=(20, 40), passage=((1.0, -0.5, 0.2, 0.8), (-1.2, 0.5, 0.2, -1.0)))
+    return write_log(folder, simulate_positions(model, rng=np.random.default_rng(seed)))
+
+
+def notebook(folder: Path, *sources: str, tagged: bool = True, **metadata) -> Path:
+    """A small notebook; its first cell holds the parameters."""
+    made = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+        for i, source in enumerate(sources)
+    ]
+    if tagged:
+        made[0]["metadata"] = {"tags": ["parameters"]}
+    path = folder / "small.ipynb"
+    path.write_text(
+        json.dumps({"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8"
+    )
+    return path
+
+
+# ---- sources
+
+
+def test_all_notebooks_are_in_the_table_of_contents():
+    assert [path.name for path in NOTEBOOKS] == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_define_no_functions(path):
+    """Notebooks parameterise, call and narrate; what computes has a name in the package and a test."""
+    for source in cells(path, "code"):
+        found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
+        assert found == [], source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_code_cell_holds_typed_parameters(path):
+    """papermill lists parameters with their types only where they are annotated; the run is one of them and has its default."""
+    first = next(cell for cell in staging.read_notebook(path)["cells"] if cell["cell_type"] == "code")
+    assert first["metadata"]["tags"] == ["parameters"]
+    assert all(isinstance(node, ast.AnnAssign) for node in ast.parse("".join(first["source"])).body)
+    assert staging.notebook_parameters(path)["run"] == "data/runs/spine"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_ask_a_question_and_say_what_would_change_our_mind(path):
+    prose = cells(path, "markdown")
+    assert re.match(r"# Notebook: [^\n]+\?\n", prose[0])
+    assert prose[-1].startswith("**What would change our mind.**")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_clean(path):
+    """No times, ids that change, counters, widget state or paths of a machine; any machine has the kernel."""
+    stored = staging.read_notebook(path)
+    assert stored == staging.clean_notebook(stored, path.stem, for_book=False)
+    assert not staging.LOCAL_PATH.search(path.read_text("utf-8"))
+
+
+# ---- parameters
+
+
+def test_known_parameters_are_accepted_and_unknown_ones_refused_by_name():
+    """The misspelt file names both of its mistakes, and the right spelling of the nearer one."""
+    good, typo = (yaml.safe_load((CASES / f"params_{which}.yaml").read_text("utf-8")) for which in ("good", "typo"))
+    rename = {"log_path": "run", "n_boot": "n_resamples"}
+    staging.check_parameters(NOTEBOOKS, {rename.get(k, k): v for k, v in good.items() if k != "arms"})
+    with pytest.raises(staging.BookError, match="'seeed', 'n_boots'; did you mean seed"):
+        staging.check_parameters(NOTEBOOKS, {rename.get(k, k): v for k, v in typo.items()})
+
+
+def test_a_notebook_without_the_parameters_tag_is_refused(tmp_path):
+    path = notebook(tmp_path, "run: str = 'x'", tagged=False)
+    with pytest.raises(staging.BookError, match="small.ipynb: no cell has the tag 'parameters'"):
+        staging.check_parameters([path], {"run": "y"})
+
+
+@pytest.mark.parametrize("damage", ["delete", "change one byte", "cut"])
+def test_a_damaged_log_stops_the_book_before_anything_runs(tmp_path, damage):
+    """The sentence names the file, and no notebook was started."""
+    run = simulated(tmp_path / "run")
+    victim = run / "blocks_code.jsonl.gz"
+    data = bytearray(victim.read_bytes())
+    if damage == "delete":
+        victim.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(bytes(data) if damage != "cut" else bytes(data[: len(data) // 2]))
+    with pytest.raises(staging.BookError, match="blocks_code.jsonl.gz"):
+        build_book(run, root=ROOT, work=tmp_path / "work", say=lambda line: None)
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_log_of_block_starts_only_is_refused_with_a_reason():
+    with pytest.raises(staging.BookError, match="block-anchored"):
+        check_logs(ROOT, NOTEBOOKS[:1], {"run": str(CASES / "anchored_only.jsonl")}, lambda line: None)
+
+
+# ---- what an executed notebook may contain
+
+
+def executed(*outputs) -> dict:
+    return {"cells": [{"cell_type": "code", "metadata": {}, "source": "x", "outputs": list(outputs)}]}
+
+
+CHART = {"output_type": "display_data", "metadata": {}, "data": {"application/vnd.vegalite.v6+json": {}}}
+
+
+@pytest.mark.parametrize(
+    ("output", "claims", "words"),
+    [
+        ({"output_type": "error", "ename": "RuntimeError", "evalue": "on purpose", "traceback": []}, 3, "RuntimeError"),
+        ({"output_type": "stream", "name": "stdout", "text": ["skipped: no such file\n"]}, 3, "prints 'skipped"),
+        ({"output_type": "display_data", "metadata": {}, "data": {"text/plain": "/root/x"}}, 3, "path of this machine"),
+        (CHART, 0, "no claim"),
+    ],
+)
+def test_a_page_that_would_mislead_is_not_built(output, claims, words):
+    """An error, a swallowed failure that only prints, a path of the machine, a notebook that published nothing."""
+    with pytest.raises(staging.BuildFailed, match=f"x.ipynb.*{words}"):
+        staging.check_outputs("x.ipynb", executed(output, CHART), claims)
+
+
+def test_a_notebook_without_a_chart_is_not_built():
+    with pytest.raises(staging.BuildFailed, match="no chart"):
+        staging.check_outputs("x.ipynb", executed(), 3)
+
+
+def test_progress_frames_and_warnings_do_not_reach_a_page():
+    """Frames vanish; a warning goes to the console."""
+    text = "  2%|#   | 1/50 [00:00<00:00, 99.9it/s]\rdone\nConvergenceWarning: look\n"
+    found = executed({"output_type": "stream", "name": "stderr", "text": [text]}, CHART)
+    assert list(staging.warnings_of(found)) == ["cell 0: done", "cell 0: ConvergenceWarning: look"]
+    assert staging.clean_notebook(found, "x", for_book=True)["cells"][0]["outputs"] == [CHART]
+
+
+def test_passed_parameters_are_hidden_on_the_page_and_not_stored():
+    """papermill's injected cell may hold a path."""
+    cell = {"cell_type": "code", "metadata": {"tags": ["injected-parameters"]}, "source": "run = '../x'", "outputs": []}
+    page, stored = (staging.clean_notebook({"cells": [cell]}, "x", for_book=which) for which in (True, False))
+    assert page["cells"][0]["metadata"]["tags"] == ["injected-parameters", "remove-cell"]
+    assert stored["cells"] == []
+
+
+# ---- execution
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Every notebook, executed once on a small simulated log: folder of copies and claims."""
+    work = tmp_path_factory.mktemp("tiny")
+    run = simulated(work / "log")
+    (work / "run").mkdir()
+    with kernel_environment(work):
+        for path in NOTEBOOKS:
+            known = staging.notebook_parameters(path)
+            run_notebook(path, work / "run" / path.name, {"run": str(run), **{k: v for k, v in TINY.items() if k in known}}, ROOT)
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run_with_tiny_parameters(tiny, path):
+    """Each publishes claims with label and origin, shows a chart, prints nothing and warns of nothing."""
+    result = staging.read_notebook(tiny / "run" / path.name)
+    claims = json.loads((tiny / "values" / f"{path.stem}.json").read_text("utf-8"))
+    staging.check_outputs(path.name, result, len(claims))
+    assert list(staging.warnings_of(result)) == []
+    for name, claim in claims.items():
+        assert claim["label"] in ("SIM", "REPORTED"), name
+        assert claim["origin"], name
+
+
+@pytest.mark.slow
+def test_headline_claims_carry_label_interval_and_n(tiny):
+    """The rule of the book, over every notebook."""
+    headlines = 0
+    for path in sorted((tiny / "values").glob("*.json")):
+        for name, claim in json.loads(path.read_text("utf-8")).items():
+            if claim["headline"] and not isinstance(claim["value"], str):
+                assert claim["low"] <= claim["value"] <= claim["high"] and claim["level"] == 0.95 and claim["n"], name
+                headlines += 1
+    assert headlines > 20
+
+
+@pytest.mark.slow
+def test_running_again_gives_the_same_bytes(tiny, tmp_path):
+    """A second execution of a notebook, with its charts, equals the first byte for byte once it is clean."""
+    path = NOTEBOOKS[1]
+    with kernel_environment(tmp_path):
+        parameters = {"run": str(tiny / "log"), "n_resamples": TINY["n_resamples"]}
+        run_notebook(path, tmp_path / path.name, parameters, ROOT)
+    for which, folder in (("first", tiny / "run"), ("second", tmp_path)):
+        copy = staging.clean_notebook(staging.read_notebook(folder / path.name), path.stem, for_book=True)
+        staging.write_notebook(tmp_path / f"{which}.ipynb", copy)
+    assert (tmp_path / "first.ipynb").read_bytes() == (tmp_path / "second.ipynb").read_bytes()
+    claims = [folder / "values" / f"{path.stem}.json" for folder in (tiny, tmp_path)]
+    assert claims[0].read_bytes() == claims[1].read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [{}, {"kernelspec": {"name": "no-such-kernel", "display_name": "?", "language": "python"}}])
+def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_path, kernel):
+    path = notebook(tmp_path, "run: str = 'x'", "import specsel.log; specsel.log.SCHEMA", **kernel)
+    with kernel_environment(tmp_path):
+        run_notebook(path, tmp_path / "out.ipynb", {}, ROOT)
+    assert "1" in json.dumps(staging.read_notebook(tmp_path / "out.ipynb")["cells"][-1]["outputs"])
+
+
+@pytest.mark.slow
+def test_a_failing_cell_is_named_with_its_notebook(tmp_path):
+    path = notebook(tmp_path, "run: str = 'x'", "raise RuntimeError('on purpose')")
+    with kernel_environment(tmp_path), pytest.raises(staging.BuildFailed, match="small.ipynb, cell 1: RuntimeError: on purpose"):
+        run_notebook(path, tmp_path / "out.ipynb", {}, ROOT)
