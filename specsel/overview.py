@@ -133,10 +133,7 @@ def provenance(log: PositionLog) -> pd.DataFrame:
     """What the manifest says about a run, as a table of item and value; "not recorded" where it says nothing."""
     m = log.manifest
     target, hardware = m.get("target") or {}, m.get("hardware") or {}
-    drafters = {
-        f"drafter {name}": _short(entry.get("sha256")) or entry.get("id")
-        for name, entry in (m.get("drafters") or {}).items()
-    }
+    drafters = {f"drafter {name}": _drafter(entry) for name, entry in (m.get("drafters") or {}).items()}
     items = {
         "run": log.run,
         "label": log.label,
@@ -164,6 +161,13 @@ def provenance(log: PositionLog) -> pd.DataFrame:
 
 def _words(entry: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key} {value}" for key, value in (entry or {}).items() if value is not None)
+
+
+def _drafter(entry: Mapping[str, Any]) -> str:
+    """Kind, settings and weights of one drafter."""
+    settings = {k: v for k, v in entry.items() if k not in ("id", "kind", "sha256")}
+    weights = f"weights {_short(entry.get('sha256'))}" if entry.get("sha256") else ""
+    return "; ".join(filter(None, [entry.get("kind"), _words(settings), weights])) or str(entry.get("id") or "")
 
 
 def _short(digest: str | None) -> str:
