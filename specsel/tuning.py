@@ -89,6 +89,17 @@ def tune(log: PositionLog, name: str, **options) -> Policy:
     return table["setting"][int(table["block_efficiency"].argmax())]
 
 
+def arm_order(log: PositionLog, names: Iterable[str], *, seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
+    """What "ties go to the lowest index" is worth: block efficiency with the arms as listed and in reverse."""
+    turned = replace(log, arms=log.arms[::-1], proposed=log.proposed[:, ::-1], accepted=log.accepted[:, ::-1],
+                     source=None, stats={n: v[:, ::-1] for n, v in log.stats.items()})
+    rows = []
+    for name in names:
+        pair = [evaluate(part, policy_by_name(name, part), seeds=seeds)[0].block_efficiency for part in (log, turned)]
+        rows.append({"policy": name, "as_listed": pair[0], "reversed": pair[1]})
+    return pd.DataFrame(rows)
+
+
 # ---- the policy table
 
 

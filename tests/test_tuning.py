@@ -13,6 +13,7 @@ from specsel.replay import fixed, oracle_dp, oracle_fixed, replay
 from specsel.simulation import Model, simulate_positions
 from specsel.statistics import Estimate
 from specsel.tuning import (
+    arm_order,
     compare,
     evaluate,
     gain_over_best_fixed,
@@ -57,6 +58,13 @@ def test_trials_are_the_grid_and_tuning_takes_the_best_of_them():
 
 def test_a_policy_without_parameter_has_one_trial():
     assert len(trials(simulated(requests_per_workload=2), "hedgespec", seeds=[0])) == 1
+
+
+def test_the_order_of_arms_matters_through_ties_only():
+    """Arms a, b emit (1, 3) once, then (2, 2): listed, UCB1 starts with a (0 1 3 5 6), reversed with b (0 3 5 6)."""
+    log = log_of([[[1, 3]] + [[2, 2]] * 5], draft_len=3)
+    table = arm_order(log, ["ucb1", "oracle_dp"])
+    assert table["as_listed"].tolist() == [6 / 4, 2.0] and table["reversed"].tolist() == [2.0, 2.0]
 
 
 def test_seeds_are_pooled_and_their_spread_is_shown():
