@@ -156,7 +156,8 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
 
     Columns: policy, sees, feedback, reset, setting, seed_sd, block_efficiency, then ``fixed`` and ``dp``: the paired
     difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, ``fixed_p``
-    after Holm's correction; ``share:ARM`` are shares of blocks. Policies that the log does not allow are left out.
+    after Holm's correction (``attrs["least_p"]`` is the smallest that so many resamples can give); ``share:ARM`` are
+    shares of blocks. Policies that the log does not allow are left out.
     ``workers`` processes share the work; the table does not depend on their number.
     """
     sanity_check(test)
@@ -178,7 +179,9 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
         row["fixed_p"] = gaps[i, "fixed"].p
         row.update({f"share:{a}": s for a, s in zip(test.arms, found.shares, strict=True)})
     table = pd.DataFrame([row for row, _ in rows])
-    return table.assign(fixed_p=holm(table["fixed_p"].fillna(1.0).to_numpy(dtype=float)))
+    table = table.assign(fixed_p=holm(table["fixed_p"].fillna(1.0).to_numpy(dtype=float)))
+    table.attrs["least_p"] = min(1.0, 2 * len(table) / (n_resamples + 1))
+    return table
 
 
 def _differences(log: PositionLog, found: list[Replay], rng: np.random.Generator,

@@ -144,14 +144,16 @@ def learners(table: pd.DataFrame) -> dict[str, str]:
         else "nothing, for there is nothing to gain"
     )
     return {
-        "without_context": _answer(rows[~context], "without context"),
-        "with_context": _answer(rows[context], "with context"),
+        "without_context": _answer(rows[~context], "without context", table.attrs.get("least_p", 0.0)),
+        "with_context": _answer(rows[context], "with context", table.attrs.get("least_p", 0.0)),
         "left": f"The best of all policies, {best['policy']}, reaches {share} over the best fixed arm.",
     }
 
 
-def _answer(rows: pd.DataFrame, which: str) -> str:
+def _answer(rows: pd.DataFrame, which: str, least_p: float) -> str:
     names = rows["policy"].nunique()
+    if least_p >= SIGNIFICANT:
+        return f"With so few resamples no difference among the {names} policies {which} can be told from chance."
     winners = rows[(rows["fixed_low"] > 0) & (rows["fixed_p"] < SIGNIFICANT)].sort_values("fixed", ascending=False)
     if not len(winners):
         return f"None of the {names} policies {which} beats the best fixed arm beyond chance."
