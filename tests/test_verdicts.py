@@ -24,5 +24,5 @@ def test_a_gain_beyond_chance_is_said_and_a_gain_within_chance_is_not():
 
 
 def test_too_few_resamples_are_not_taken_for_an_absence_of_gains():
-    """With 2 rows and 50 resamples the smallest corrected p-value is 4/51 = 0.078: nothing can be told, and that is said."""
+    """With 2 rows and 50 resamples the smallest corrected p-value is 4/51: nothing can be told, that is said."""
     assert "so few resamples" in verdicts.learners(policies(0.078, 4 / 51))["without_context"]
