@@ -93,7 +93,7 @@ class _Reader:
     def judge(self, name: str, lines: list[int], records: list) -> tuple[list[int], list[dict]]:
         """The records without fault; the faults of the others are noted. The first good record settles the arms."""
         good = []
-        for line, record in zip(lines, records):
+        for line, record in zip(lines, records, strict=False):
             found = record_faults(record, self.arms, self.draft_len)
             self.faults += [Fault(name, line, f, m) for f, m in found]
             if not found:
@@ -128,7 +128,7 @@ class _Reader:
             self.first_file.setdefault(found, number)
         if workload is not None:
             self.faults += [Fault(name, n, "workload", f"is {r['workload']!r} in the file of workload {workload!r}")
-                            for n, r in zip(lines, records) if r["workload"] != workload]
+                            for n, r in zip(lines, records, strict=False) if r["workload"] != workload]
         n = len(records)
         self.parts.append(columns | {"id": np.array(ids), "line": np.array(lines), "file": np.full(n, number)})
 
@@ -430,4 +430,5 @@ def walk(starts: np.ndarray, step: np.ndarray) -> np.ndarray:
 
 def _joined(values: list, parts: list[dict]) -> np.ndarray:
     """One column over all chunks; nan where a chunk does not have it."""
-    return np.concatenate([np.full(len(p["line"]), np.nan) if v is None else v for v, p in zip(values, parts)])
+    pairs = zip(values, parts, strict=True)
+    return np.concatenate([np.full(len(p["line"]), np.nan) if v is None else v for v, p in pairs])

@@ -103,7 +103,7 @@ class PositionLog:
         if table is None or name not in table or table[name].isna().any():
             return None
         values = table.set_index(["workload", "request"])[name]
-        keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests)]
+        keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests, strict=False)]
         return values.loc[keys].to_numpy() if values.index.is_unique and set(keys) <= set(values.index) else None
 
     def select(self, requests: np.ndarray) -> PositionLog:
@@ -335,7 +335,8 @@ def log_rows(log: PositionLog, workload: int) -> Iterable[dict]:
                     | {n: _number(n, log.stats[n][row, k]) for n in kept[k]} for k, name in enumerate(log.arms)}
             if log.source is not None:
                 arms = {
-                    n: a if s < 0 else a | {"source": log.arms[s]} for (n, a), s in zip(arms.items(), log.source[row])
+                    n: a if s < 0 else a | {"source": log.arms[s]}
+                    for (n, a), s in zip(arms.items(), log.source[row], strict=True)
                 }
             yield {"workload": log.workloads[workload], "request": log.requests[request],
                    "position": log.position[row], "remaining": log.remaining[row], "on_path": log.on_path[row],
@@ -396,8 +397,8 @@ def summary(log: PositionLog) -> dict:
     emitted = [[v.emitted[v.workload_of == w, k] for k, v in enumerate(views)] for w in range(len(log.workloads))]
 
     def means(values: list[list[np.ndarray]]) -> dict:
-        return {w: {a: float(x.sum() / len(x)) if len(x) else None for a, x in zip(log.arms, row)}
-                for w, row in zip(log.workloads, values)}
+        return {w: {a: float(x.sum() / len(x)) if len(x) else None for a, x in zip(log.arms, row, strict=False)}
+                for w, row in zip(log.workloads, values, strict=False)}
 
     table = log.request_table
     counts = (np.bincount(log.workload, minlength=len(log.workloads)) if table is None
@@ -405,6 +406,6 @@ def summary(log: PositionLog) -> dict:
     rows = np.bincount(log.workload, weights=np.diff(log.starts), minlength=len(log.workloads))
     efficiency = means(emitted) if log.complete else {w: dict.fromkeys(log.arms) for w in log.workloads}
     return {"run": log.run, "label": log.label, "arms": list(log.arms), "draft_len": log.draft_len,
-            "requests": {w: int(n) for w, n in zip(log.workloads, counts)},
-            "positions": {w: int(n) for w, n in zip(log.workloads, rows)},
+            "requests": {w: int(n) for w, n in zip(log.workloads, counts, strict=False)},
+            "positions": {w: int(n) for w, n in zip(log.workloads, rows, strict=False)},
             "mean_accepted": means(accepted), "block_efficiency": efficiency}

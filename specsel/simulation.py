@@ -127,7 +127,8 @@ def _signals(odds: np.ndarray, proposed: np.ndarray, model: Model, rng: np.rando
     confidence = expit(model.signal * best + (1 - model.signal) * rng.normal(0.5, 1.0, size=len(best)))
     copied = [model.arms.index(a) for a in model.silent][:1] or [0]
     matched = np.where(proposed[:, copied[0]] > 0, 1 + rng.poisson(4 * expit(odds[:, copied[0]])), 0)
-    return stats, dict(zip(CONTEXT, (matched.astype(float), -3.0 * np.log(confidence) * confidence, confidence)))
+    values = (matched.astype(float), -3.0 * np.log(confidence) * confidence, confidence)
+    return stats, dict(zip(CONTEXT, values, strict=True))
 
 
 # ---- what is true of the model

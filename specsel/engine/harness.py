@@ -50,7 +50,7 @@ class CollectConfig:
     """What to collect: ``requests`` prompts per workload (None = all), at most ``max_new`` output tokens, drafts of
     ``draft_len``."""
 
-    requests: int | None = 12
+    requests: int | None = 16
     workloads: tuple[str, ...] = WORKLOADS
     max_new: int = 160
     draft_len: int = 9
