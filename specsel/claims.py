@@ -193,6 +193,15 @@ def render(claim: Claim, spec: str = "", *, bare: bool = False, counts: bool = F
     return f"{text} [{claim.label}]" + (f", n = {claim.n:,}" if counts and claim.n is not None else "")
 
 
+def in_table(claim: Claim) -> str:
+    """The text of a claim in a table, whose head carries label and unit: value [low, high].
+
+    >>> in_table(Claim("block_efficiency", 1.9, "tokens/block", Label.MEASURED, 1.8, 2.0, 0.95, 64, "BCa"))
+    '1.900 [1.800, 2.000]'
+    """
+    return render(claim).removesuffix(f" [{claim.label}]").replace(" tokens/block", "")
+
+
 def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Claim, str]:
     """Resolve a reference of the prose, `notebook.name`, `notebook.name:.3f` or `notebook.name|value`, to claim and
     text.

@@ -24,7 +24,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from specsel.charts import MIME
-from specsel.claims import Claim, cite, read_claims, render
+from specsel.claims import Claim, cite, in_table, read_claims
 from specsel.tables import cells
 
 VEGA_LITE = "6.4"
@@ -84,7 +84,7 @@ def _cell_of(found: Claim | None) -> nodes.entry:
     return (
         _entry(nodes.Text(""))
         if found is None
-        else _entry(claim_node(found, render(found).removesuffix(f" [{found.label}]")))
+        else _entry(claim_node(found, in_table(found)))
     )
 
 

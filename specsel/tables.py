@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from specsel.claims import Claim, Ledger, publish, render
+from specsel.claims import Claim, Ledger, in_table, publish, render
 from specsel.statistics import Estimate
 
 Claims = Ledger | Iterable[Claim]
@@ -179,7 +179,7 @@ def grid(claims: Claims, *patterns: str, corner: str = "") -> Table:
 
 
 def _text(claim: Claim | None) -> str:
-    return "" if claim is None else render(claim).removesuffix(f" [{claim.label}]")
+    return "" if claim is None else in_table(claim)
 
 
 # ---- shapes for charts

@@ -26,3 +26,24 @@ def test_a_gain_beyond_chance_is_said_and_a_gain_within_chance_is_not():
 def test_too_few_resamples_are_not_taken_for_an_absence_of_gains():
     """With 2 rows and 50 resamples the smallest corrected p-value is 4/51: nothing can be told, that is said."""
     assert "so few resamples" in verdicts.learners(policies(0.078, 4 / 51))["without_context"]
+
+
+def test_a_difference_of_rounding_is_no_gain():
+    """Margins of one machine epsilon do not make "choosing beats redrafting always"."""
+    from specsel.claims import make_claim
+    from specsel.statistics import Estimate
+
+    def claim(name: str, value: float):
+        estimate = Estimate(value, value, value, 0.95, 9, "degenerate", 100, 0)
+        return make_claim(name, estimate, label="SIM", unit="ratio")
+
+    claims = [claim("break_even_rho", 0.5), claim("margin:0.15", 2.2e-16)]
+    assert "at none of the tabled prices" in verdicts.price(claims)
+    assert "beats redrafting always at rho = 0.15" in verdicts.price([claims[0], claim("margin:0.15", 0.01)])
+
+
+def test_plain_decoding_is_named_when_it_is_faster():
+    rows = pd.DataFrame([{"policy": "plain decoding", "speed": 1.2, "speed_low": 1.1},
+                         {"policy": "redraft", "speed": 0.9, "speed_low": 0.8}])
+    assert "plain decoding among them" in verdicts.speed(rows)
+    assert "nothing is faster" in verdicts.speed(rows[1:])
