@@ -6,6 +6,7 @@ result and no statistic is computed here.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from specsel.staging import (
     write_notebook,
 )
 
+AT_ONCE = min(2, os.cpu_count() or 1)  # notebooks; each has a kernel of one thread
 CELL_SECONDS = 900  # time limit of one cell, generous for two slow cores
 
 Say = Callable[[str], None]
@@ -65,16 +68,29 @@ def build_book(
     given = dict(parameters or {}) | ({} if run is None else {"run": _from_root(Path(run), root)})
     check_parameters(notebooks, given)
     check_logs(root, notebooks, given, say)
-    run_notebooks(root, work, notebooks, given, say)
-    stage(root, work, notebooks, say)
-    say("building pages ...")
-    build_pages(work)
-    check_pages(root, work / "out/_build/html")
-    replace_folder(work / "out/_build/html", pages)
-    if pdf:
-        say("printing the PDF ...")
-        return print_pdf(work, pages)
+    with only_build(work):
+        run_notebooks(root, work, notebooks, given, say)
+        stage(root, work, notebooks, say)
+        say("building pages ...")
+        build_pages(work)
+        check_pages(root, work / "out/_build/html")
+        replace_folder(work / "out/_build/html", pages)
+        if pdf:
+            say("printing the PDF ...")
+            return print_pdf(work, pages)
     return pages / "index.html"
+
+
+@contextmanager
+def only_build(work: Path) -> Iterator[None]:
+    """Two builds in one working folder would mix their results: the second is refused."""
+    work.mkdir(parents=True, exist_ok=True)
+    with open(work / "lock", "w", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BookError(f"{work}: another build is running here; wait for it") from None
+        yield
 
 
 def project_root(root: str | Path | None = None) -> Path:
@@ -131,12 +147,28 @@ def run_notebooks(
     for folder in (work / "run", work / "values"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    with kernel_environment(work):
-        for number, path in enumerate(notebooks, start=1):
-            started, known = time.monotonic(), notebook_parameters(path)
-            say(f"[{number}/{len(notebooks)}] {path.stem} ...")
-            run_notebook(path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, root)
-            say(f"[{number}/{len(notebooks)}] {path.stem}: {time.monotonic() - started:.1f} s")
+    jobs = [
+        (
+            path,
+            {k: v for k, v in given.items() if k in notebook_parameters(path)},
+            f"[{i}/{len(notebooks)}] {path.stem}",
+        )
+        for i, path in enumerate(notebooks, start=1)
+    ]
+
+    def job(path: Path, parameters: dict[str, Any], name: str) -> None:
+        started = time.monotonic()
+        say(f"{name} ...")
+        run_notebook(path, work / "run" / path.name, parameters, root)
+        say(f"{name}: {time.monotonic() - started:.1f} s")
+
+    with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
+        for running in [pool.submit(job, *arguments) for arguments in jobs]:
+            try:
+                running.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 def run_notebook(path: Path, target: Path, parameters: Mapping[str, Any], root: Path) -> None:

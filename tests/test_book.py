@@ -25,7 +25,8 @@ PAGES = sorted((ROOT / "book").glob("*.md"))
 SPINE = ROOT / "data/runs/spine"
 LITERAL = "<!-- literal:"
 NOT_PROSE = re.compile(
-    r"^```.*?^```|^\$\$.*?^\$\$[^\n]*|`[^`]*`|\$[^$\n]+\$|\]\([^)]*\)|<[^>]+>|\{[a-z:]+\}`[^`]*`|^#+ .*$", re.MULTILINE | re.DOTALL
+    r"^```.*?^```|^\$\$.*?^\$\$[^\n]*|`[^`]*`|\$[^$\n]+\$|\]\([^)]*\)|<[^>]+>|\{[a-z:]+\}`[^`]*`|^#+ .*$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -53,8 +54,17 @@ def test_prose_of_notebooks_contains_no_hand_typed_results(path):
 def test_the_lint_finds_what_it_should_and_leaves_the_rest():
     """Numbers in prose are found; claims, code, formulas, links, headings and declared literals are not."""
     assert typed_results("The gain is 13.3 %.") and typed_results("It took 45 requests.")
-    fine = ["{claim}`04_selector.skill:.2f`", "`0.25`", "$x = 0.25$", "# Chapter 12", "[a](https://x/2024)", "three of 4",
-            "since 2017 <!-- literal: a year -->", "```\n0.25\n```", "$$\nx = 12\n$$ (eq)"]
+    fine = [
+        "{claim}`04_selector.skill:.2f`",
+        "`0.25`",
+        "$x = 0.25$",
+        "# Chapter 12",
+        "[a](https://x/2024)",
+        "three of 4",
+        "since 2017 <!-- literal: a year -->",
+        "```\n0.25\n```",
+        "$$\nx = 12\n$$ (eq)",
+    ]
     assert [text for text in fine if typed_results(text)] == []
 
 
@@ -62,13 +72,32 @@ def test_no_sentence_of_the_book_names_a_dominant_arm():
     """Which arm is dominant is a result: prose outside the data card and the replication never names one."""
     for path in PAGES:
         if path.stem not in ("replication", "data_card"):
-            assert not re.search(r"\b(dflash|eagle|ngram|cascade)\b", NOT_PROSE.sub(" ", path.read_text("utf-8"))), path.name
+            assert not re.search(r"\b(dflash|eagle|ngram|cascade)\b", NOT_PROSE.sub(" ", path.read_text("utf-8"))), (
+                path.name
+            )
 
 
 def test_every_word_of_the_vocabulary_is_explained():
     text = (ROOT / "book/reading.md").read_text("utf-8")
-    for word in ("target", "drafter", "request", "workload", "position", "block", "accepted", "emitted", "bonus", "block efficiency",
-                 "best fixed", "headroom", "oracle gap", "route", "redraft", "rho", "alpha"):
+    for word in (
+        "target",
+        "drafter",
+        "request",
+        "workload",
+        "position",
+        "block",
+        "accepted",
+        "emitted",
+        "bonus",
+        "block efficiency",
+        "best fixed",
+        "headroom",
+        "oracle gap",
+        "route",
+        "redraft",
+        "rho",
+        "alpha",
+    ):
         assert word in text, word
 
 
@@ -101,7 +130,9 @@ def test_no_page_asks_another_server_for_anything(book):
     """Scripts, styles, pictures and frames are local; only links that a reader follows lead elsewhere."""
     for name, page in pages(book).items():
         found = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"'>]+", page)
-        found += re.findall(r"<link\b[^>]*rel=[\"']?(?:stylesheet|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^\"'>]+", page)
+        found += re.findall(
+            r"<link\b[^>]*rel=[\"']?(?:stylesheet|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^\"'>]+", page
+        )
         found += re.findall(r"(?:cdn\.jsdelivr\.net|unpkg\.com|cdnjs\.cloudflare\.com|fonts\.googleapis\.com)", page)
         assert found == [], name
 
@@ -109,8 +140,10 @@ def test_no_page_asks_another_server_for_anything(book):
 @pytest.mark.slow
 def test_no_page_shows_what_only_a_machine_understands(book):
     """No traceback, no numpy repr, no object instead of a picture, no path, no progress frame, no unresolved claim."""
-    bad = (r"Traceback \(most recent call last\)|np\.(?:float|int|str_|bool)|alt\.[A-Za-z]*Chart\(|&lt;Figure size|\d+%\|[^<\n]{0,80}\|"
-           r"|it/s\]|/root/|/home/\w|/tmp/\w|\{claim|class=\"problematic|>\s*(?:nan|NaN|None|inf)\s*<|Warning:")
+    bad = (
+        r"Traceback \(most recent call last\)|np\.(?:float|int|str_|bool)|alt\.[A-Za-z]*Chart\(|&lt;Figure size"
+        r"|\d+%\|[^<\n]{0,80}\||it/s\]|/root/|/home/\w|/tmp/\w|\{claim|class=\"problematic|>\s*(?:nan|NaN|None|inf)\s*<|Warning:"
+    )
     for name, page in pages(book).items():
         body = re.sub(r"<div class=\"highlight[^>]*>.*?</div>", " ", without_scripts(page), flags=re.DOTALL)
         assert re.search(bad, body) is None, (name, re.search(bad, body))
@@ -122,7 +155,10 @@ def test_every_chart_is_described_has_data_and_a_still_picture(book):
     charts = 0
     for name, page in pages(book).items():
         for figure in re.findall(r"<figure class=\"vl-chart\".*?</figure>", page, flags=re.DOTALL):
-            spec = json.loads(re.search(r"<script type=\"application/json\">(.*?)</script>", figure, re.DOTALL).group(1), parse_constant=pytest.fail)
+            spec = json.loads(
+                re.search(r"<script type=\"application/json\">(.*?)</script>", figure, re.DOTALL).group(1),
+                parse_constant=pytest.fail,
+            )
             assert len(spec["description"]) > 40, name
             rows = [row for rows in spec["datasets"].values() for row in rows]
             assert 0 < len(rows) <= 5000, (name, len(rows))
@@ -172,10 +208,14 @@ def test_the_published_figures_stand_beside_ours_with_their_label(book):
 
 
 def test_the_reported_figures_agree_with_their_own_definitions():
-    """token gain = capture x gap; skill = capture / rate; headroom = oracle / best fixed - 1; best-of-N from the gap."""
+    """token gain = capture x gap; skill = capture / rate; headroom = oracle / best fixed - 1; best-of-N from the
+    gap.
+    """
     theirs = {claim.name: claim.value for claim in reported(ROOT / "data/reported/original_study.csv")}
     assert theirs["capture"] * theirs["oracle_gap"] == pytest.approx(theirs["token_gain"], abs=1e-3)
-    assert theirs["workload_oracle_efficiency"] / theirs["best_fixed_efficiency"] - 1 == pytest.approx(theirs["workload_headroom"], abs=5e-4)
+    assert theirs["workload_oracle_efficiency"] / theirs["best_fixed_efficiency"] - 1 == pytest.approx(
+        theirs["workload_headroom"], abs=5e-4
+    )
     for rho in ("0.02", "0.05", "0.1", "0.15", "0.2"):
         speed = (1 + theirs["oracle_gap"]) * (1 + float(rho)) / (1 + 2 * float(rho))
         assert speed == pytest.approx(theirs[f"best_of_n:{rho}"], abs=1e-3)
@@ -186,7 +226,11 @@ def test_the_reported_figures_agree_with_their_own_definitions():
 def test_ours_has_a_counterpart_for_every_reported_figure(tmp_path):
     """Same names, so the comparison cannot miss one by a spelling; the prediction is the replay notebook's."""
     ours = headline(read_log(simulated(tmp_path / "run")), rng=np.random.default_rng(0), n_resamples=100)
-    missing = [theirs.name for theirs, mine, _ in compare(ours, reported(ROOT / "data/reported/original_study.csv")) if mine is None]
+    missing = [
+        theirs.name
+        for theirs, mine, _ in compare(ours, reported(ROOT / "data/reported/original_study.csv"))
+        if mine is None
+    ]
     assert missing == ["predicted_gain"]
 
 
@@ -215,7 +259,9 @@ def test_the_readme_states_the_figures_of_the_built_book(measured):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_stored_outputs_equal_executed_ones(measured, path):
-    """The repository's notebooks show what running them gives, numbers and charts, byte for byte; else run `make refresh`."""
+    """The repository's notebooks show what running them gives, numbers and charts, byte for byte; else run `make
+    refresh`.
+    """
     again = staging.clean_notebook(staging.read_notebook(measured / "run" / path.name), path.stem, for_book=False)
     staging.write_notebook(measured / "stored.ipynb", again)
     assert path.read_bytes() == (measured / "stored.ipynb").read_bytes()
@@ -276,8 +322,12 @@ def open_pages(chromium, site, book, **options):
     for name in pages(book):
         wrong.clear()
         page.goto(site + name, wait_until="networkidle")
-        page.wait_for_function("() => [...document.querySelectorAll('.vl-chart')].every(e => e.dataset.ready || e.dataset.error)")
-        wrong += page.evaluate("() => [...document.querySelectorAll('.vl-chart')].map(e => e.dataset.error).filter(Boolean)")
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.vl-chart')].every(e => e.dataset.ready || e.dataset.error)"
+        )
+        wrong += page.evaluate(
+            "() => [...document.querySelectorAll('.vl-chart')].map(e => e.dataset.error).filter(Boolean)"
+        )
         yield name, page, list(wrong)
     context.close()
 
@@ -287,9 +337,13 @@ def open_pages(chromium, site, book, **options):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_reader_can_open_every_page_and_see_headlines_with_intervals(chromium, site, book, width, scheme):
-    """No error, no request elsewhere, every chart drawn, nothing wider than the screen, on a desk and on a phone, light and dark."""
+    """No error, no request elsewhere, every chart drawn, nothing wider than the screen, on a desk and on a phone,
+    light and dark.
+    """
     seen = []
-    for name, page, wrong in open_pages(chromium, site, book, viewport={"width": width, "height": 900}, color_scheme=scheme):
+    for name, page, wrong in open_pages(
+        chromium, site, book, viewport={"width": width, "height": 900}, color_scheme=scheme
+    ):
         assert wrong == [], name
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth"), name
         if name == "book/intro.html":
@@ -318,7 +372,9 @@ def test_moving_a_slider_moves_the_chart_and_a_theme_change_keeps_it(chromium, s
 @pytest.mark.browser
 @pytest.mark.slow
 def test_the_page_computes_the_speed_that_the_package_computes(chromium, site, book):
-    """The formula is typed twice, in Python and in the chart; at several prices the chart's best-of-N equals the package's."""
+    """The formula is typed twice, in Python and in the chart; at several prices the chart's best-of-N equals the
+    package's.
+    """
     from specsel.breakeven import best_of_n
 
     gap = json.loads((book / "claims.json").read_text("utf-8"))["06_breakeven.oracle_gap"]["value"]
@@ -326,7 +382,9 @@ def test_the_page_computes_the_speed_that_the_package_computes(chromium, site, b
     page.goto(f"{site}notebooks/06_breakeven.html", wait_until="networkidle")
     page.wait_for_function("() => [...document.querySelectorAll('.vl-chart')].every(e => e.dataset.ready)")
     for rho in (0.05, 0.2, 0.4):
-        page.locator(".vl-chart input[type=range]").first.evaluate(f"e => {{ e.value = {rho}; e.dispatchEvent(new Event('input')); }}")
+        page.locator(".vl-chart input[type=range]").first.evaluate(
+            f"e => {{ e.value = {rho}; e.dispatchEvent(new Event('input')); }}"
+        )
         page.wait_for_timeout(300)
         drawn = page.locator(".vl-chart").first.locator("svg text").all_inner_texts()
         assert f"{best_of_n(gap, rho):.3f}" in drawn

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from specsel import staging
-from specsel.book import build_book, check_logs, kernel_environment, list_notebooks, run_notebook
+from specsel.book import build_book, check_logs, kernel_environment, list_notebooks, only_build, run_notebook
 from specsel.log import write_log
 from specsel.simulation import Model, simulate_positions
 
 ROOT = Path(__file__).parent.parent
 CASES = Path(__file__).parent / "cases"
 NOTEBOOKS = list_notebooks(ROOT)
-TINY = {"n_resamples": 100, "seeds": 2, "tuned": False, "corpora": 4}
+TINY = {"n_resamples": 100, "policy_resamples": 100, "seeds": 2, "tuned": False, "corpora": 4}
 
 
 def cells(path: Path, kind: str) -> list[str]:
@@ -56,13 +56,19 @@ def test_all_notebooks_are_in_the_table_of_contents():
 def test_notebooks_define_no_functions(path):
     """Notebooks parameterise, call and narrate; what computes has a name in the package and a test."""
     for source in cells(path, "code"):
-        found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
+        found = [
+            node
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))
+        ]
         assert found == [], source
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_first_code_cell_holds_typed_parameters(path):
-    """papermill lists parameters with their types only where they are annotated; the run is one of them and has its default."""
+    """papermill lists parameters with their types only where they are annotated; the run is one of them and has its
+    default.
+    """
     first = next(cell for cell in staging.read_notebook(path)["cells"] if cell["cell_type"] == "code")
     assert first["metadata"]["tags"] == ["parameters"]
     assert all(isinstance(node, ast.AnnAssign) for node in ast.parse("".join(first["source"])).body)
@@ -123,6 +129,14 @@ def test_a_log_of_block_starts_only_is_refused_with_a_reason():
         check_logs(ROOT, NOTEBOOKS[:1], {"run": str(CASES / "anchored_only.jsonl")}, lambda line: None)
 
 
+def test_a_second_build_in_the_same_folder_is_refused(tmp_path):
+    """Two builds would mix their results; the second says so and leaves the first alone."""
+    with only_build(tmp_path), pytest.raises(staging.BookError, match="another build is running"), only_build(tmp_path):
+        pass
+    with only_build(tmp_path):
+        pass
+
+
 # ---- what an executed notebook may contain
 
 
@@ -181,7 +195,9 @@ def tiny(tmp_path_factory):
     with kernel_environment(work):
         for path in NOTEBOOKS:
             known = staging.notebook_parameters(path)
-            run_notebook(path, work / "run" / path.name, {"run": str(run), **{k: v for k, v in TINY.items() if k in known}}, ROOT)
+            run_notebook(
+                path, work / "run" / path.name, {"run": str(run), **{k: v for k, v in TINY.items() if k in known}}, ROOT
+            )
     return work
 
 
@@ -226,7 +242,9 @@ def test_running_again_gives_the_same_bytes(tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [{}, {"kernelspec": {"name": "no-such-kernel", "display_name": "?", "language": "python"}}])
+@pytest.mark.parametrize(
+    "kernel", [{}, {"kernelspec": {"name": "no-such-kernel", "display_name": "?", "language": "python"}}]
+)
 def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_path, kernel):
     path = notebook(tmp_path, "run: str = 'x'", "import specsel.log; specsel.log.SCHEMA", **kernel)
     with kernel_environment(tmp_path):
@@ -237,5 +255,8 @@ def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_pa
 @pytest.mark.slow
 def test_a_failing_cell_is_named_with_its_notebook(tmp_path):
     path = notebook(tmp_path, "run: str = 'x'", "raise RuntimeError('on purpose')")
-    with kernel_environment(tmp_path), pytest.raises(staging.BuildFailed, match="small.ipynb, cell 1: RuntimeError: on purpose"):
+    with (
+        kernel_environment(tmp_path),
+        pytest.raises(staging.BuildFailed, match="small.ipynb, cell 1: RuntimeError: on purpose"),
+    ):
         run_notebook(path, tmp_path / "out.ipynb", {}, ROOT)
