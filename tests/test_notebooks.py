@@ -103,7 +103,7 @@ def test_known_parameters_are_accepted_and_unknown_ones_refused_by_name():
 
 
 def test_a_notebook_without_the_parameters_tag_is_refused(tmp_path):
-    path = notebook(tmp_path, "run: str = 'x'", tagged=False)
+    path = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", tagged=False)
     with pytest.raises(staging.BookError, match="small.ipynb: no cell has the tag 'parameters'"):
         staging.check_parameters([path], {"run": "y"})
 
@@ -246,7 +246,7 @@ def test_running_again_gives_the_same_bytes(tiny, tmp_path):
     "kernel", [{}, {"kernelspec": {"name": "no-such-kernel", "display_name": "?", "language": "python"}}]
 )
 def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_path, kernel):
-    path = notebook(tmp_path, "run: str = 'x'", "import specsel.log; specsel.log.SCHEMA", **kernel)
+    path = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", "import specsel.log; specsel.log.SCHEMA", **kernel)
     with kernel_environment(tmp_path):
         run_notebook(path, tmp_path / "out.ipynb", {}, ROOT)
     assert "1" in json.dumps(staging.read_notebook(tmp_path / "out.ipynb")["cells"][-1]["outputs"])
@@ -254,7 +254,7 @@ def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_pa
 
 @pytest.mark.slow
 def test_a_failing_cell_is_named_with_its_notebook(tmp_path):
-    path = notebook(tmp_path, "run: str = 'x'", "raise RuntimeError('on purpose')")
+    path = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", "raise RuntimeError('on purpose')")
     with (
         kernel_environment(tmp_path),
         pytest.raises(staging.BuildFailed, match="small.ipynb, cell 1: RuntimeError: on purpose"),
