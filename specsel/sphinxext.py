@@ -24,7 +24,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from specsel.charts import MIME
-from specsel.claims import Claim, cite, in_table, read_claims
+from specsel.claims import Claim, cite, in_table, read_claims, render
 from specsel.tables import cells
 
 VEGA_LITE = "6.4"
@@ -58,12 +58,10 @@ class ClaimRole(SphinxRole):
 
 
 class ClaimTable(SphinxDirective):
-    """```{claims} NOTEBOOK PATTERN ...```: claims as a table, see `specsel.tables.cells`; the content is its
-    caption.
-    """
+    """Claims as a table, {claims} NOTEBOOK PATTERN ..., see `specsel.tables.cells`; the content is its caption."""
 
     required_arguments, optional_arguments, has_content = 2, 99, True
-    option_spec = {"corner": directives.unchanged}
+    option_spec = {"corner": directives.unchanged, "format": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         notebook, *patterns = self.arguments
@@ -75,17 +73,18 @@ class ClaimTable(SphinxDirective):
             _note(self.env, notebook, each)
         rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
         labels = ", ".join(sorted({f"[{each.label}]" for each in found.values()}))
-        head = [_entry(nodes.Text(text)) for text in (f"{self.options.get('corner', '')} {labels}".strip(), *columns)]
-        body = [[_entry(nodes.Text(row)), *(_cell_of(found.get((row, column))) for column in columns)] for row in rows]
+        corner, spec = f"{self.options.get('corner', '')} {labels}".strip(), self.options.get("format", "")
+        head = [_entry(nodes.Text(text)) for text in (corner, *(c.removeprefix("reported ") for c in columns))]
+        body = [[_entry(nodes.Text(row)), *(_cell_of(found.get((row, c)), spec) for c in columns)] for row in rows]
         return [_table(head, body, self.parse_text_to_nodes("\n".join(self.content)) if self.content else [])]
 
 
-def _cell_of(found: Claim | None) -> nodes.entry:
-    return (
-        _entry(nodes.Text(""))
-        if found is None
-        else _entry(claim_node(found, in_table(found)))
-    )
+def _cell_of(found: Claim | None, spec: str) -> nodes.entry:
+    """A claim without its label; spec: number format of ratios."""
+    if found is None:
+        return _entry(nodes.Text(""))
+    shown = render(found, spec).removesuffix(f" [{found.label}]") if spec and found.unit == "ratio" else in_table(found)
+    return _entry(claim_node(found, shown))
 
 
 def _entry(content: nodes.Node) -> nodes.entry:

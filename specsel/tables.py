@@ -86,7 +86,7 @@ def publish_rows(
             if None not in (low, high)
             else "undefined: no interval"
             if number is not None
-            else "undefined: no blocks"
+            else "undefined: it has no value here"
         )
         count = int(row[n]) if isinstance(n, str) else n
         publish(
