@@ -204,7 +204,7 @@ def kernel_environment(work: Path) -> Iterator[None]:
     """
     kernel = work / "jupyter/kernels/python3/kernel.json"
     kernel.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=CRITICAL"]
     kernel.write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}), encoding="utf-8")
     wanted = {
         "JUPYTER_PATH": os.pathsep.join(filter(None, [str(work / "jupyter"), os.environ.get("JUPYTER_PATH")])),
