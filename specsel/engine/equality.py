@@ -36,6 +36,12 @@ def first_difference(log: PositionLog, request: int, arm: int, trace: Trace) -> 
     return None if p == len(accepted) else p
 
 
+def margin_at(trace: Trace, where: int, draft_len: int) -> float:
+    """Smallest top-1/top-2 logit margin among the tokens of the block that starts at ``where``: what could explain a
+    difference there. Ties elsewhere explain nothing."""
+    return min(trace.margins[where + 1 : where + draft_len + 2], default=float("inf"))
+
+
 def check_engine(
     features: Features,
     pool: dict,
@@ -49,13 +55,14 @@ def check_engine(
     every block.
 
     Adds the result to ``engine_check.json`` of the run: per arm the requests, how many are equal in every block, and
-    each difference with its smallest top-1/top-2 logit margin up to there. A difference with a margin far above
-    rounding would be a bug.
+    each difference with the margin of its own block. A difference with a margin far above rounding would be a bug.
+    Results for another log (other hash) are dropped.
     """
     log, target = logs.read_log(run), features.target
     decoder = Decoder(features, pool, draft_len=log.draft_len)
     path = run / FILE
-    result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"schema": 1, "arms": {}}
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    result = saved if saved.get("log_sha256") == log.sha256 else {"schema": 1, "arms": {}}
     result |= {
         "log_sha256": log.sha256,
         "dtype": str(target.model.dtype).removeprefix("torch."),
@@ -77,7 +84,7 @@ def check_engine(
             counts["blocks"] += len(trace.blocks)
             counts["tokens"] += len(trace.output)
             if where is not None:
-                margin = min(trace.margins[: where + log.draft_len + 2])
+                margin = margin_at(trace, where, log.draft_len)
                 counts["differences"].append(
                     {"workload": workload, "request": request, "position": where, "margin": margin}
                 )

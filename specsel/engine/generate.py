@@ -31,17 +31,14 @@ class Generation:
     """One finished answer.
 
     ``tokens`` (n_prompt + T,) prompt and output ids; ``taps`` (n_prompt + T - 1, 3H) the target features of every
-    processed token (the last output token is never processed); per output token: ``entropy`` (nats) and ``confidence``
-    (0..1) of the distribution that chose it, and, when asked for, its ``top_ids``/``top_logits`` (T, TOP_K) and ``lse``
-    (T,), the log-sum-exp of all logits.
+    processed token (the last output token is never processed); when asked for, per output token the largest logits of
+    the distribution that chose it: ``top_ids``/``top_logits`` (T, TOP_K) and ``lse`` (T,), the log-sum-exp of all.
     """
 
     index: int
     tokens: Tensor
     n_prompt: int
     taps: Tensor
-    entropy: Tensor
-    confidence: Tensor
     stop: str  # "eos", "length" or "loop" (cut early: only where ``stop_loops``)
     top_ids: Tensor | None = None
     top_logits: Tensor | None = None
@@ -197,15 +194,10 @@ class _Stream:
         """Chooses the next token of every row and stores what the distribution said about it."""
         states = self.live[rows]
         token = self.choose(logits, [s["index"] for s in states], [len(s["output"]) for s in states])
-        lse = logits.logsumexp(-1)
-        probability = (logits - lse[:, None]).exp_()
-        entropy = lse - (probability * logits).sum(-1)
-        top = logits.topk(TOP_K, -1) if self.keep_top else None
+        top, lse = (logits.topk(TOP_K, -1), logits.logsumexp(-1)) if self.keep_top else (None, None)
         self.rows.current[rows] = token
         for i, (state, value) in enumerate(zip(states, token.tolist(), strict=True)):
             state["output"].append(value)
-            state["entropy"].append(entropy[i])
-            state["confidence"].append(probability[i].max())
             if top is not None:
                 state["lse"].append(lse[i])
                 state["top_ids"].append(top.indices[i].to(torch.int32))
@@ -282,12 +274,12 @@ class _Stream:
             buffers.length[row], buffers.current[row] = buffers.length[last], buffers.current[last]
             self.live[row] = self.live[last]
         self.live.pop()
-        names = ("entropy", "confidence") + (("top_ids", "top_logits", "lse") if self.keep_top else ())
+        names = ("top_ids", "top_logits", "lse") if self.keep_top else ()
         stacked = {name: torch.stack(state[name]).cpu() for name in names}
         return Generation(state["index"], tokens, len(state["prompt"]), taps, stop=reason, **stacked)
 
     def __iter__(self) -> Iterator[Generation]:
-        empty = ("output", "entropy", "confidence", "lse", "top_ids", "top_logits")
+        empty = ("output", "lse", "top_ids", "top_logits")
         while self.queue or self.live:
             entering = [
                 self.queue.popleft() for _ in range(min(len(self.queue), self.batch - len(self.live), PREFILL_BATCH))

@@ -23,12 +23,17 @@ from specsel.engine.dflash import Context, DFlash, DFlashConfig, DFlashModel
 from specsel.engine.draft import Drafts
 from specsel.engine.eagle import Eagle, EagleConfig, EagleHead, Segment
 from specsel.engine.target import Target, sha256_of
+from specsel.log import SpecselError
 
 HELD_OUT_EVERY = 64
 """Every 64th answer is never trained on: the held-out set of the learning curve."""
 
 DECAY = 0.8
 """Weight of draft step j in the EAGLE-3 loss is DECAY ** j (arXiv 2503.01840)."""
+
+
+class TrainError(SpecselError):
+    """A training cannot be continued as asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,12 +383,15 @@ def _to(example: Example, device: torch.device) -> Example:
 
 def _resume(state: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log: dict) -> int:
     """Restores weights, optimiser and curve of an interrupted run of the same recipe and data; returns the first step
-    to do."""
+    to do. Raises TrainError for another recipe, data or target: a curve must describe one training."""
     if not (state / "log.json").is_file():
         return 0
     saved = json.loads((state / "log.json").read_text(encoding="utf-8"))
-    if any(saved[name] != log[name] for name in ("kind", "data", "target")):
-        return 0
+    for name in ("kind", "recipe", "data", "target"):
+        if saved[name] != json.loads(json.dumps(log[name])):
+            raise TrainError(
+                f"{state}: the unfinished training has another '{name}'; continue it as it was, or remove the folder."
+            )
     model.load_state_dict(load_file(state / "weights.safetensors"))
     optimizer.load_state_dict(torch.load(state / "optimizer.pt", weights_only=True))
     log["curve"] = saved["curve"]

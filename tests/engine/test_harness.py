@@ -172,3 +172,22 @@ def test_the_race_records_every_policy_on_every_request_with_the_same_output(tar
     assert len(records) == 4 * 6 and all(r["same_output"] and r["seconds"] > 0 for r in records)
     with pytest.raises(RaceError, match="'hedge' cannot run"):
         race(features, pool, run, policies=("hedge",), prompts=config.prompts)
+
+
+def test_a_tie_elsewhere_does_not_explain_a_difference():
+    """Margins 9, 0 (a tie), 9, 9, 9, 9 with draft length 2: the block at 1 emits tokens 2 to 4, whose margins are 9."""
+    from specsel.engine.decode import Trace
+    from specsel.engine.equality import margin_at
+
+    trace = Trace([], "", margins=[9.0, 0.0, 9.0, 9.0, 9.0, 9.0])
+    assert margin_at(trace, 1, 2) == 9.0
+    assert margin_at(trace, 0, 2) == 0.0
+
+
+def test_the_engine_check_of_another_log_is_dropped(target, features, pool, config, tmp_path):
+    from specsel.engine.equality import FILE, check_engine
+
+    run = collect(target, pool, tmp_path / "run", config)
+    (run / FILE).write_text(json.dumps({"schema": 1, "log_sha256": "another", "arms": {"eagle": {"requests": 99}}}))
+    found = check_engine(features, pool, run, arms=("ngram",), per_workload=1, prompts=config.prompts)
+    assert set(found["arms"]) == {"ngram"}

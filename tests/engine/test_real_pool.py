@@ -15,7 +15,7 @@ import torch
 from specsel import log as logs
 from specsel.engine import target as targets
 from specsel.engine.decode import Decoder, always, plain
-from specsel.engine.equality import first_difference
+from specsel.engine.equality import first_difference, margin_at
 from specsel.engine.pool import PoolConfig, load_pool
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.target import Features, load_target
@@ -67,7 +67,7 @@ def test_the_committed_log_is_what_the_engine_does(real, requests):
         for k, arm in enumerate(log.arms):
             trace = decoder.run(encode(target.tokenizer, prompt), always(arm), max_new=log.manifest["max_new_tokens"])
             where = first_difference(log, r, k, trace)
-            assert where is None or min(trace.margins[: where + log.draft_len + 2]) < TIE, (arm, prompt.id, where)
+            assert where is None or margin_at(trace, where, log.draft_len) < TIE, (arm, prompt.id, where)
 
 
 def test_real_drafters_and_their_union_leave_the_greedy_output_unchanged(real, requests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -113,3 +113,12 @@ def test_accepted_counts_are_common_prefixes_with_what_follows():
     nothing = np.full((3, 2), np.nan)
     drafts = Drafts(np.array([[5, 6], [6, 9], [9, 9]]), np.array([2, 2, 2]), nothing, nothing)
     assert accepted_counts(drafts, np.array([4, 5, 6, 7])).tolist() == [2, 1, 0]
+
+
+def test_another_recipe_does_not_continue_a_training(target, answers, tmp_path):
+    """A curve describes one training: other settings on the same folder are refused by name, and nothing is lost."""
+    train_drafter("eagle", target, answers, tmp_path, TINY, report=lambda point: None)
+    before = (tmp_path / "training.json").read_bytes()
+    with pytest.raises(train.TrainError, match="another 'recipe'"):
+        train_drafter("eagle", target, answers, tmp_path, replace(TINY, steps=8), report=lambda point: None)
+    assert (tmp_path / "training.json").read_bytes() == before
