@@ -24,6 +24,8 @@ TOP_K = 32
 LOOP_SHARE = 0.5
 LOOP_NGRAM = 4
 PREFILL_BATCH = 16
+STEP_ROWS = 16
+"""Rows whose attention is computed together: as wide as the longest of them, not of the whole batch."""
 
 
 @dataclass(slots=True)
@@ -229,22 +231,34 @@ class _Stream:
         buffers.length[rows] = lengths
         self._record(rows, target.logits(hidden[torch.arange(len(prompts), device=target.device), lengths - 1]))
 
+    def _mask(self, where: Tensor) -> Tensor:
+        """Additive mask (b, 1, heads per key head, width) that shows row b its first ``where[b]`` + 1 keys."""
+        target, columns = self.target, torch.arange(int(where.max()) + 1, device=where.device)
+        mask = torch.zeros(len(where), 1, 1, len(columns), dtype=target.dtype, device=where.device)
+        mask.masked_fill_((columns > where[:, None])[:, None, None], float("-inf"))
+        return mask.expand(-1, 1, target.heads // target.kv_heads, -1)
+
     def _step(self) -> None:
         """Processes the current token of every live row."""
         buffers, target, n = self.rows, self.target, len(self.live)
         where, index = buffers.length[:n].clone(), torch.arange(n, device=target.device)
-        width = int(where.max()) + 1
-        hidden_columns = torch.arange(width, device=target.device)[None] > where[:, None]
-        mask = torch.zeros(n, 1, 1, width, dtype=target.dtype, device=target.device)
-        mask.masked_fill_(hidden_columns[:, None, None], float("-inf"))
-        mask = mask.expand(-1, 1, target.heads // target.kv_heads, -1)
+        groups = [slice(i, min(i + STEP_ROWS, n)) for i in range(0, n, STEP_ROWS)]
+        masks = [self._mask(where[rows]) for rows in groups]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             buffers.keys[layer, index, :, where] = k[:, 0]
             buffers.values[layer, index, :, where] = v[:, 0]
-            keys, values = buffers.keys[layer, :n, :, :width], buffers.values[layer, :n, :, :width]
             q = q[:, 0].unflatten(1, (target.kv_heads, -1))
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask).flatten(1, 2)[:, None]
+            mixed = [
+                F.scaled_dot_product_attention(
+                    q[rows],
+                    buffers.keys[layer, rows, :, : mask.shape[-1]],
+                    buffers.values[layer, rows, :, : mask.shape[-1]],
+                    attn_mask=mask,
+                )
+                for rows, mask in zip(groups, masks, strict=True)
+            ]
+            return torch.cat(mixed).flatten(1, 2)[:, None]
 
         hidden, taps = target.run(buffers.current[:n, None], where[:, None], attend)
         buffers.taps[index, where] = taps[:, 0]
