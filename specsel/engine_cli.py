@@ -6,6 +6,7 @@ Defaults live in the engine's configuration records: an option that is not given
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,8 +32,8 @@ def add_engine_commands(app: typer.Typer) -> None:
         help="Training data and drafters.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
     )
     train.command("data")(train_data)
-    train.command("eagle")(train_eagle)
-    train.command("dflash")(train_dflash)
+    train.command("eagle")(_trainer("eagle", "EAGLE-3 head"))
+    train.command("dflash")(_trainer("dflash", "block-diffusion drafter"))
     app.add_typer(train, name="train")
     for name, command in (("fetch", fetch), ("collect", collect), ("time", time_command), ("race", race)):
         app.command(name)(command)
@@ -66,38 +67,33 @@ def train_data(
     print(engine.build(_target(target, revision, device, "float32"), out, tokens=tokens, prompts=prompts, dtype=dtype))
 
 
-def train_eagle(
-    data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"),
-    out: Out = Path("data/drafters/eagle"),
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    target: Target = None,
-    revision: Revision = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-) -> None:
-    """Train the EAGLE-3 head on the target's own answers.
+def _trainer(kind: str, what: str) -> Callable[..., None]:
+    """The command that trains one kind of drafter."""
 
-    Example: specsel train eagle --data _build/train --out data/drafters/eagle
+    def command(
+        data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"),
+        out: Out = Path(f"_build/drafters/{kind}"),
+        steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+        seed: Annotated[int | None, typer.Option()] = None,
+        resume: Annotated[
+            Path | None, typer.Option(help="drafter folder whose recipe is followed; give --out to continue it there")
+        ] = None,
+        target: Target = None,
+        revision: Revision = None,
+        device: Device = "cpu",
+        dtype: Dtype = "float32",
+    ) -> None:
+        from specsel import engine
+
+        loaded = _target(target, revision, device, dtype)
+        recipe = engine.recipe(kind, resume, **_given(steps=steps, seed=seed))
+        print(engine.train_drafter(kind, loaded, data, out, recipe))
+
+    command.__doc__ = f"""Train the {what} on the target's own answers; a stopped training goes on where it was.
+
+    Example: specsel train {kind} --data _build/train --resume data/drafters/{kind}
     """
-    _train("eagle", data, out, steps, seed, target, revision, device, dtype)
-
-
-def train_dflash(
-    data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"),
-    out: Out = Path("data/drafters/dflash"),
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    target: Target = None,
-    revision: Revision = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-) -> None:
-    """Train the block-diffusion drafter on the target's own answers.
-
-    Example: specsel train dflash --data _build/train --out data/drafters/dflash
-    """
-    _train("dflash", data, out, steps, seed, target, revision, device, dtype)
+    return command
 
 
 def collect(
@@ -191,30 +187,6 @@ def race(
             run,
             policies=tuple(policy or ()),
             **_given(per_workload=requests, prompts=prompts),
-        )
-    )
-
-
-def _train(
-    kind: str,
-    data: Path,
-    out: Path,
-    steps: int | None,
-    seed: int | None,
-    target: str | None,
-    revision: str | None,
-    device: str,
-    dtype: str,
-) -> None:
-    from specsel import engine
-
-    print(
-        engine.train_drafter(
-            kind,
-            _target(target, revision, device, dtype),
-            data,
-            out,
-            engine.recipe(kind, **_given(steps=steps, seed=seed)),
         )
     )
 

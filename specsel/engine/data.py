@@ -124,6 +124,12 @@ def read_counts(path: Path) -> dict[str, int]:
         return json.loads(shard.metadata()["counts"])
 
 
+def total_counts(paths: list[Path]) -> dict[str, int]:
+    """Counts of all shards together."""
+    counts = [read_counts(path) for path in paths]
+    return {name: sum(c[name] for c in counts) for name in counts[0]}
+
+
 @dataclass(slots=True)
 class Example:
     """One training answer: ``tokens`` (n,), ``taps`` (n - 1, 3H), soft targets of its T = n - ``n_prompt`` output

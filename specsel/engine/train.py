@@ -3,14 +3,15 @@ for both."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specsel.engine.data import Example, examples, shards
+from specsel.engine.data import Example, examples, shards, total_counts
 from specsel.engine.dflash import Context, DFlash, DFlashConfig, DFlashModel
 from specsel.engine.draft import Drafts
 from specsel.engine.eagle import Eagle, EagleConfig, EagleHead, Segment
@@ -38,28 +39,49 @@ class TrainError(SpecselError):
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Recipe of one training: ``steps`` of ``batch`` answers under a cosine schedule with warm-up, all randomness from
-    ``seed``."""
+    """Recipe of one training: ``steps`` of ``batch`` answers, all randomness from ``seed``.
+
+    The rate rises over the first ``warm_up`` of the steps, stays, and falls linearly over the last ``cool_down``.
+    Training ends early when ``patience`` evaluations in a row bring no better held-out block efficiency. The weights of
+    the steps in ``keep`` are written beside the best ones, to measure selection against drafter quality.
+    """
 
     steps: int = 2000
     batch: int = 8
-    rate: float = 8e-4
+    rate: float = 1e-3
     warm_up: float = 0.03
-    clip: float = 0.5
+    cool_down: float = 0.4
+    clip: float = 1.0
     seed: int = 0
+    optimizer: str = "muon"  # "muon" for the matrices of the layers and AdamW for the rest, or "adamw" for all
+    start: str = "target"  # layers copied from the target's last ones, or "random"
+    loss: str = "soft"  # "soft": cross-entropy against the target's distribution; "hard": its choice; "lk"
     draft_vocab: int = 16384
     draft_len: int = 9
     draft_steps: int = 4  # EAGLE-3: steps of the training-time test
     layers: int = 3  # DFlash: decoder layers
     anchors: int = 40  # DFlash: anchors per answer, drawn anew each time
-    gamma: float = 5.0  # DFlash: weight of slot k is exp(-(k - 1) / gamma)
+    slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
+    gamma: float = 5.0
     eval_every: int = 250
     held_out: int = 48
+    patience: int = 4
+    keep: tuple[int, ...] = ()
 
 
-def recipe(kind: str, **changes) -> TrainConfig:
-    """The recipe of one kind of drafter ("eagle" or "dflash") with some settings changed."""
-    return TrainConfig(**({"rate": 1.2e-3, "clip": 1.0} if kind == "dflash" else {}) | changes)
+def recipe(kind: str, like: Path | None = None, **changes: Any) -> TrainConfig:
+    """The recipe of one kind of drafter ("eagle" or "dflash"), or the one that the drafter folder ``like`` was trained
+    by, with some settings changed. Raises TrainError when the folder tells no recipe."""
+    base: dict[str, Any] = {"loss": "hard"} if kind == "dflash" else {}
+    if like is not None:
+        try:
+            log = json.loads((like / "training.json").read_text(encoding="utf-8"))
+            base = log["recipe"] | {"keep": tuple(log["recipe"]["keep"])}
+        except (OSError, ValueError, KeyError) as error:
+            raise TrainError(f"{like / 'training.json'}: no recipe of a drafter here ({error}).") from error
+        if log["kind"] != kind:
+            raise TrainError(f"{like / 'training.json'}: the recipe is one of '{log['kind']}', not of '{kind}'.")
+    return TrainConfig(**base | changes)
 
 
 def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
@@ -72,14 +94,11 @@ def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[in
     counts, test = torch.zeros(vocab), torch.zeros(vocab)
     for path in paths:
         for i, example in enumerate(examples(path)):
-            output, prompt = (
-                torch.bincount(t, minlength=vocab)
-                for t in (example.tokens[example.n_prompt :], example.tokens[: example.n_prompt])
-            )
+            prompt, output = example.tokens.tensor_split([example.n_prompt])
             if i % HELD_OUT_EVERY:
-                counts += output + prompt / 4
+                counts += output.bincount(minlength=vocab) + prompt.bincount(minlength=vocab) / 4
             else:
-                test += output
+                test += output.bincount(minlength=vocab)
     counts[list(eos_ids)] = counts.max() + 1
     ids = counts.argsort(descending=True, stable=True)[:size].sort().values
     return ids, float(test[ids].sum() / test.sum())
@@ -144,10 +163,27 @@ def eagle_loss(
         # row i of an answer is anchor i of its output; step j is judged by the distribution that chose output i + j + 1
         valid = torch.cat([torch.arange(len(e.lse) - 1, device=state.device) + j + 1 < len(e.lse) for e in batch])
         ids, p, mask = (torch.cat([part[j + 1 :] for part in parts]) for parts in zip(*targets, strict=True))
-        logits = head.logits(state[valid]).float()
-        entropy = logits.logsumexp(-1) - (p * logits.gather(-1, ids)).sum(-1)
-        loss = loss + DECAY**j * (entropy * mask).sum() / mask.sum().clamp(min=1)
+        loss = loss + DECAY**j * (token_loss(head.logits(state[valid]), ids, p, config.loss) * mask).sum() / (
+            mask.sum().clamp(min=1)
+        )
     return loss
+
+
+def token_loss(logits: Tensor, ids: Tensor, p: Tensor, kind: str) -> Tensor:
+    """Loss of every row (n,) from logits (n, V_d) and the target's distribution ``p`` (n, K) over draft ids ``ids``.
+
+    "soft": cross-entropy against p. "hard": against its most likely id, the first. "lk": the negative logarithm of the
+    acceptance rate sum(min(p, q)) of lossless sampling (LK loss, arXiv 2602.23881).
+
+    >>> logits, ids, p = torch.zeros(1, 4), torch.tensor([[2, 0]]), torch.tensor([[0.75, 0.25]])
+    >>> [round(token_loss(logits, ids, p, kind).exp().item(), 6) for kind in ("soft", "hard", "lk")]
+    [4.0, 4.0, 2.0]
+    """
+    logits = logits.float()
+    log_q = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+    if kind == "lk":
+        return -torch.minimum(p, log_q.exp()).sum(-1).clamp(min=1e-6).log()
+    return -log_q[:, 0] if kind == "hard" else -(p * log_q).sum(-1)
 
 
 def dflash_loss(
@@ -159,8 +195,8 @@ def dflash_loss(
     generator: torch.Generator,
     head: Tensor,
 ) -> Tensor:
-    """Weighted cross-entropy of all slots of randomly drawn blocks; slots past the end or outside the draft vocabulary
-    weigh nothing."""
+    """Weighted loss of all slots of randomly drawn blocks; slots past the end or outside the draft vocabulary weigh
+    nothing."""
     size = model.config.block_size
     lengths = [len(e.taps) for e in batch]
     keys, values = model.inject(
@@ -168,29 +204,51 @@ def dflash_loss(
         torch.cat([torch.arange(n) for n in lengths]).to(embedding.device),
     )
     keys, values = ([t.split(lengths) for t in part] for part in (keys, values))
-    contexts, anchors, starts, labels, row = [], [], [], [], 0
+    contexts, anchors, starts, labels, row, first = [], [], [], [], 0, 0
+    targets = [torch.cat(part) for part in zip(*(soft_targets(e, inverse) for e in batch), strict=True)]
     for i, e in enumerate(batch):
         t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[: config.anchors]
         contexts.append(
             (slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device)))
         )
-        slots = t[:, None] + torch.arange(1, size)
-        labels.append(inverse[F.pad(e.tokens, (0, size))[slots]].masked_fill(slots >= len(e.tokens), -1))
+        slots = t[:, None].to(embedding.device) + torch.arange(1, size, device=embedding.device)
+        labels.append((slots - e.n_prompt + first).masked_fill(slots >= len(e.tokens), -1))
         anchors.append(e.tokens[t])
         starts.append(t)
-        row += len(t)
+        row, first = row + len(t), first + len(e.lse)
     z = model.blocks(F.embedding(torch.cat(anchors), embedding), model.mask_embedding)
     states = model(z, torch.cat(starts).to(embedding.device), contexts)[:, 1:]
-    label = torch.cat(labels)
-    used = label >= 0
-    weight = torch.exp(-torch.arange(size - 1, device=label.device) / config.gamma).expand_as(label)[used]
-    entropy = F.cross_entropy(F.linear(states[used], head).float(), label[used], reduction="none")
-    return (weight * entropy).sum() / weight.sum()
+    label = torch.cat(labels)  # row of ``targets`` that judges each slot, -1 past the end
+    ids, p, mask = targets
+    used = (label >= 0) & mask[label]
+    loss = token_loss(F.linear(states[used], head), ids[label[used]], p[label[used]], config.loss)
+    weight = pace_weights(loss.detach(), used) if config.slots == "pace" else decay_weights(used, config.gamma)
+    return (weight[used] * loss).sum() / weight[used].sum()
 
 
-def new_eagle(target: Target, ids: Tensor) -> EagleHead:
-    """A head that starts from the target: its last layer in the feature half, its embedding rows as draft head, fc =
-    identity on the top tap."""
+def decay_weights(used: Tensor, gamma: float) -> Tensor:
+    """Weight exp(-(k - 1) / gamma) of slot k = 1.. of every block, (A, B - 1) (DFlash, arXiv 2602.06036)."""
+    return torch.exp(-torch.arange(used.shape[1], device=used.device) / gamma).expand(used.shape)
+
+
+def pace_weights(loss: Tensor, used: Tensor, smoothing: float = 0.1) -> Tensor:
+    """Weights of slots by what they now contribute to the expected accepted length (D-PACE, arXiv 2605.18810).
+
+    With c_i the smoothed probability of the right token at slot i, slot k weighs sum over j >= k of c_1 .. c_j, the
+    gradient of the expected accepted length by log c_k. ``loss`` (n,) of the ``used`` slots (A, B - 1); an unused slot
+    accepts nothing.
+
+    >>> pace_weights(torch.tensor([0.0, 0.0]), torch.tensor([[True, True, False]]), smoothing=0.0)
+    tensor([[2., 1., 0.]])
+    """
+    confidence = torch.zeros(used.shape, device=used.device)
+    confidence[used] = smoothing + (1 - smoothing) * (-loss).exp()
+    return confidence.cumprod(1).flip(1).cumsum(1).flip(1)
+
+
+def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
+    """A head whose draft vocabulary is scored by the target's embedding rows; with ``start`` "target" its layer is the
+    target's last one, in the feature half, and fc the identity on the top tap."""
     c = target.model.config
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     head = EagleHead(
@@ -210,6 +268,8 @@ def new_eagle(target: Target, ids: Tensor) -> EagleHead:
     last, h = target.model.model.layers[-1], c.hidden_size
     with torch.no_grad():
         head.lm_head.weight.copy_(target.model.lm_head.weight[ids])
+        if config.start == "random":
+            return head
         head.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
         for name in ("q_proj", "k_proj", "v_proj"):
             weight = getattr(head.midlayer.self_attn, name).weight
@@ -223,8 +283,8 @@ def new_eagle(target: Target, ids: Tensor) -> EagleHead:
 
 
 def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
-    """A drafter whose layers start from the target's last layers, with fc = identity on the top tap and a learned mask
-    vector."""
+    """A drafter with a learned mask vector; with ``start`` "target" its layers are the target's last ones and fc the
+    identity on the top tap."""
     c = target.model.config
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     model = DFlashModel(
@@ -248,12 +308,23 @@ def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
     with torch.no_grad():
         model.head_ids.copy_(ids)
         model.mask_embedding.copy_(target.model.model.embed_tokens.weight.mean(0))
+        if config.start == "random":
+            return model
         model.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
         model.hidden_norm.weight.copy_(target.model.model.layers[target.taps[2]].input_layernorm.weight)
         model.norm.weight.copy_(target.model.model.norm.weight)
         for layer, source in zip(model.layers, target.model.model.layers[-config.layers :], strict=True):
             state = source.state_dict()
             layer.load_state_dict({name: state.get(name, value) for name, value in layer.state_dict().items()})
+    return model
+
+
+def randomise(model: nn.Module, seed: int) -> nn.Module:
+    """Gives a drafter the weights of an untrained one, in place: matrices normal with deviation 0.02, norms 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02, generator=generator) if parameter.ndim > 1 else parameter.fill_(1.0)
     return model
 
 
@@ -264,19 +335,24 @@ def accepted_counts(drafts: Drafts, output: np.ndarray) -> np.ndarray:
     return (drafts.tokens == following).cumprod(1).sum(1)
 
 
-def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, float]:
-    """First-token acceptance over all positions and block efficiency of always running one drafter on held-out
-    answers."""
-    first, positions, emitted, blocks = 0, 0, 0, 0
+def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, Any]:
+    """First-token acceptance over all positions and block efficiency of always running one drafter on held-out answers,
+    with tokens and blocks of every answer for an interval."""
+    first, emitted, blocks = 0, [], []
     for e in batch:
         output = e.tokens[e.n_prompt :].numpy()
         accepted = accepted_counts(drafter.propose_all(e.tokens.tolist(), e.n_prompt, e.taps, draft_len), output)
-        first, positions = first + int((accepted > 0).sum()), positions + len(accepted)
-        p = 0
+        first += int((accepted > 0).sum())
+        p, n = 0, 0
         while p < len(accepted):
-            p, blocks = p + int(accepted[p]) + 1, blocks + 1
-        emitted += len(accepted)
-    return {"first_token": first / positions, "block_efficiency": emitted / blocks}
+            p, n = p + int(accepted[p]) + 1, n + 1
+        emitted.append(len(accepted))
+        blocks.append(n)
+    return {
+        "first_token": first / sum(emitted),
+        "block_efficiency": sum(emitted) / sum(blocks),
+        "answers": {"emitted": emitted, "blocks": blocks},
+    }
 
 
 class _Stream:
@@ -309,13 +385,29 @@ def held_out(paths: list[Path], n: int) -> list[Example]:
     )
 
 
-def _schedule(step: int, config: TrainConfig) -> float:
-    warm = max(1, int(config.warm_up * config.steps))
-    return (
-        (step + 1) / warm
-        if step < warm
-        else 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm))) * 0.98 + 0.02
-    )
+def rate_factor(step: int, config: TrainConfig) -> float:
+    """Share of the full rate at a step: warm-up, plateau, linear fall to 0.
+
+    >>> config = TrainConfig(steps=100, warm_up=0.04, cool_down=0.5)
+    >>> [round(rate_factor(step, config), 3) for step in (0, 3, 50, 75, 99)]
+    [0.25, 1.0, 1.0, 0.5, 0.02]
+    """
+    warm, cool = max(1, round(config.warm_up * config.steps)), max(1, round(config.cool_down * config.steps))
+    return min(1.0, (step + 1) / warm, (config.steps - step) / cool)
+
+
+def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """The optimisers of a recipe: Muon (orthogonalised momentum, its update scaled to AdamW's size) for the matrices
+    between input and head, AdamW for vectors and heads; or AdamW for everything."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "lm_head" not in name]
+    if config.optimizer == "adamw":
+        matrices = []
+    inside = set(map(id, matrices))
+    rest = [p for p in model.parameters() if id(p) not in inside]
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    if matrices:
+        made.append(torch.optim.Muon(matrices, lr=config.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+    return made
 
 
 def train_drafter(
@@ -331,12 +423,12 @@ def train_drafter(
     ids, coverage = draft_vocabulary(paths, config.draft_vocab, target.model.config.vocab_size, target.eos_ids)
     torch.manual_seed(config.seed)
     device = target.model.device
-    model = (new_eagle(target, ids) if kind == "eagle" else new_dflash(target, ids, config)).to(device)
+    model = (new_eagle if kind == "eagle" else new_dflash)(target, ids, config).to(device)
     embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
     loss_of = eagle_loss if kind == "eagle" else lambda *args: dflash_loss(*args, sliced)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizers = make_optimizers(model, config)
     log = {
         "kind": kind,
         "recipe": asdict(config),
@@ -344,33 +436,47 @@ def train_drafter(
         "dtype": "bf16 autocast",
         "target": target.sha256,
         "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
+        "data_counts": total_counts(paths),
         "curve": [],
     }
-    first = _resume(out / "state", model, optimizer, log)
+    first = _resume(out / "state", model, optimizers, log)
+    if config.keep and not first:
+        _write_weights(out / "checkpoints" / "random", randomise(copy.deepcopy(model), config.seed))
     stream, test = _Stream(paths, config.seed, first * config.batch), held_out(paths, config.held_out)
     started, losses, tokens = time.monotonic(), [], (log["curve"][-1]["tokens"] if log["curve"] else 0)
     for step in range(first, config.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = config.rate * _schedule(step, config)
+        if _stalled(log["curve"], config.patience):
+            break
+        for group in itertools.chain.from_iterable(o.param_groups for o in optimizers):
+            group["lr"] = config.rate * rate_factor(step, config)
         batch = [_to(e, device) for e in stream.take(config.batch)]
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         model.train()
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = loss_of(model, batch, embedding, inverse, config, generator)
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
         tokens += sum(len(e.lse) for e in batch)
+        if step + 1 in config.keep:
+            _write_weights(out / "checkpoints" / f"step_{step + 1}", model)
         if (step + 1) % config.eval_every == 0 or step + 1 == config.steps:
             model.eval()
             score = held_out_score(drafter, test, config.draft_len)
             log["curve"].append({"step": step + 1, "tokens": tokens, "loss": float(np.mean(losses)), **score})
             report(log["curve"][-1] | {"seconds": round(time.monotonic() - started, 1)})
             losses = []
-            _save(out, model, optimizer, log)
+            _save(out, model, optimizers, log)
     return log
+
+
+def _stalled(curve: list[dict], patience: int) -> bool:
+    """True when the last ``patience`` evaluations did not exceed the best block efficiency before them."""
+    scores = [point["block_efficiency"] for point in curve]
+    return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
 
 
 def _to(example: Example, device: torch.device) -> Example:
@@ -381,8 +487,8 @@ def _to(example: Example, device: torch.device) -> Example:
     )
 
 
-def _resume(state: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log: dict) -> int:
-    """Restores weights, optimiser and curve of an interrupted run of the same recipe and data; returns the first step
+def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], log: dict) -> int:
+    """Restores weights, optimisers and curve of an interrupted run of the same recipe and data; returns the first step
     to do. Raises TrainError for another recipe, data or target: a curve must describe one training."""
     if not (state / "log.json").is_file():
         return 0
@@ -393,23 +499,30 @@ def _resume(state: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log
                 f"{state}: the unfinished training has another '{name}'; continue it as it was, or remove the folder."
             )
     model.load_state_dict(load_file(state / "weights.safetensors"))
-    optimizer.load_state_dict(torch.load(state / "optimizer.pt", weights_only=True))
+    for optimizer, tensors in zip(optimizers, torch.load(state / "optimizer.pt", weights_only=True), strict=True):
+        optimizer.load_state_dict(tensors)
     log["curve"] = saved["curve"]
     return saved["curve"][-1]["step"]
 
 
-def _save(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, log: dict) -> None:
+def _save(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], log: dict) -> None:
     state = out / "state"
     state.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), state / "weights.part")
-    torch.save(optimizer.state_dict(), state / "optimizer.part")
+    torch.save([optimizer.state_dict() for optimizer in optimizers], state / "optimizer.part")
     os.replace(state / "weights.part", state / "weights.safetensors")
     os.replace(state / "optimizer.part", state / "optimizer.pt")
     (state / "log.json").write_text(json.dumps(log), encoding="utf-8")
     best = max(log["curve"], key=lambda point: point["block_efficiency"])
     if best is log["curve"][-1]:
-        low = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in model.state_dict().items()}
-        save_file(low, out / "model.part")
-        os.replace(out / "model.part", out / "model.safetensors")
-        (out / "config.json").write_text(json.dumps(asdict(model.config), indent=1) + "\n", encoding="utf-8")
+        _write_weights(out, model)
     (out / "training.json").write_text(json.dumps(log | {"best_step": best["step"]}, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_weights(folder: Path, model: nn.Module) -> None:
+    """Writes a drafter's folder: bf16 weights and its config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    low = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in model.state_dict().items()}
+    save_file(low, folder / "model.part")
+    os.replace(folder / "model.part", folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(asdict(model.config), indent=1) + "\n", encoding="utf-8")

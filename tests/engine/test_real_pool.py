@@ -19,7 +19,7 @@ from specsel.engine.equality import first_difference, margin_at
 from specsel.engine.pool import PoolConfig, load_pool
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.target import Features, load_target
-from specsel.engine.train import new_dflash, new_eagle
+from specsel.engine.train import TrainConfig, new_dflash, new_eagle, randomise
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "data" / "runs" / "spine"
@@ -86,17 +86,12 @@ def test_real_drafters_and_their_union_leave_the_greedy_output_unchanged(real, r
 def test_an_untrained_drafter_changes_nothing_and_helps_little(real, requests):
     """Drafters with random layers in the slots of the trained ones: same output, block efficiency 1.0 to 1.05."""
     target, features, trained = real
-    torch.manual_seed(0)
     eagle, dflash = trained["eagle"], trained["dflash"]
     from specsel.engine.dflash import DFlash
     from specsel.engine.eagle import Eagle
-    from specsel.engine.train import TrainConfig
 
-    head = new_eagle(target, eagle.head.target_ids)
-    model = new_dflash(target, dflash.ids, TrainConfig())
-    for module in (head, model):
-        for parameter in module.parameters():
-            parameter.data.normal_(std=0.02) if parameter.ndim > 1 else parameter.data.fill_(1.0)
+    head = randomise(new_eagle(target, eagle.head.target_ids, TrainConfig()), seed=0)
+    model = randomise(new_dflash(target, dflash.ids, TrainConfig()), seed=1)
     embedding, lm_head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     pool = {"eagle": Eagle(head, embedding), "dflash": DFlash(model, embedding, lm_head)}
     decoder, blocks, emitted = Decoder(features, pool), 0, 0

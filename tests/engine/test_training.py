@@ -85,7 +85,7 @@ def test_training_lowers_the_loss_and_writes_a_loadable_drafter(target, answers,
         assert check_vocabulary(head.d2t, head.t2d, EOS) is None
     else:
         assert load_model(files).config.block_size == TINY.draft_len + 1
-    assert json.loads((tmp_path / "training.json").read_text())["recipe"] == asdict(TINY)
+    assert json.loads((tmp_path / "training.json").read_text())["recipe"] == json.loads(json.dumps(asdict(TINY)))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
@@ -106,6 +106,50 @@ def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(t
         )
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("eagle", {"optimizer": "adamw"}),
+        ("eagle", {"loss": "lk"}),
+        ("eagle", {"start": "random"}),
+        ("dflash", {"loss": "hard", "slots": "pace"}),
+        ("dflash", {"start": "random"}),
+    ],
+)
+def test_every_variant_of_the_recipe_learns(target, answers, tmp_path, kind, changes):
+    config = replace(TINY, steps=24, eval_every=8, **changes)
+    log = train_drafter(kind, target, answers, tmp_path, config, report=lambda point: None)
+    assert log["curve"][-1]["loss"] < log["curve"][0]["loss"]
+
+
+def test_kept_steps_are_drafters_of_their_own(target, answers, tmp_path):
+    """A random drafter comes first, the last kept step has the final weights."""
+    train_drafter("eagle", target, answers, tmp_path, replace(TINY, keep=(2, 6)), report=lambda point: None)
+    names = ("random", "step_2", "step_6")
+    start, middle, end = (load_head(read_folder(tmp_path / "checkpoints" / name)) for name in names)
+    assert 0.018 < start.fc.weight.std() < 0.022 and not torch.equal(middle.fc.weight, end.fc.weight)
+    last = load_file(tmp_path / "state" / "weights.safetensors")["fc.weight"].bfloat16()
+    assert torch.equal(end.fc.weight.bfloat16(), last)
+
+
+def test_training_stops_when_the_held_out_block_efficiency_stalls(target, answers, tmp_path):
+    """At rate 0 nothing improves: two evaluations after the first one, patience 2 ends the training."""
+    config = replace(TINY, rate=0.0, steps=20, patience=2)
+    log = train_drafter("eagle", target, answers, tmp_path, config, report=lambda point: None)
+    assert [point["step"] for point in log["curve"]] == [2, 4, 6]
+
+
+def test_unused_slots_weigh_nothing_and_pace_weights_are_the_gradient_of_the_accepted_length():
+    """d/d log c_k of c1 + c1 c2 + c1 c2 c3, by automatic differentiation."""
+    c = torch.tensor([0.9, 0.5, 0.2], requires_grad=True)
+    (length,) = torch.autograd.grad(c.cumprod(0).sum(), c)
+    used = torch.ones(1, 3, dtype=torch.bool)
+    weights = train.pace_weights(-c.detach().log(), used, smoothing=0.0)
+    torch.testing.assert_close(weights[0], length * c.detach())
+    used[0, 1] = False
+    assert train.pace_weights(torch.zeros(2), used, smoothing=0.1)[0].tolist() == [1.0, 0.0, 0.0]
+
+
 def test_accepted_counts_are_common_prefixes_with_what_follows():
     """Drafts (5, 6), (6, 9), (9, 9) after outputs 4 | 5 | 6 of 4 5 6 7: prefixes with (5, 6), (6, 7), (7,)."""
     from specsel.engine.draft import Drafts
@@ -113,6 +157,18 @@ def test_accepted_counts_are_common_prefixes_with_what_follows():
     nothing = np.full((3, 2), np.nan)
     drafts = Drafts(np.array([[5, 6], [6, 9], [9, 9]]), np.array([2, 2, 2]), nothing, nothing)
     assert accepted_counts(drafts, np.array([4, 5, 6, 7])).tolist() == [2, 1, 0]
+
+
+def test_the_recipe_of_a_trained_folder_is_followed(target, answers, tmp_path):
+    """The curve of the same recipe on the same data is the same; another kind's recipe is refused by name."""
+    first = train_drafter("eagle", target, answers, tmp_path / "a", TINY, report=lambda point: None)
+    again = train.recipe("eagle", tmp_path / "a")
+    assert again == TINY
+    assert train_drafter("eagle", target, answers, tmp_path / "b", again, report=lambda point: None) == first
+    with pytest.raises(train.TrainError, match="not of 'dflash'"):
+        train.recipe("dflash", tmp_path / "a")
+    with pytest.raises(train.TrainError, match="no recipe"):
+        train.recipe("dflash", tmp_path)
 
 
 def test_another_recipe_does_not_continue_a_training(target, answers, tmp_path):
