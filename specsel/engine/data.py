@@ -3,6 +3,7 @@ resumable shards."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from specsel.engine.generate import BatchedTarget, Generation, generate, is_looping
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts
-from specsel.engine.target import Target
+from specsel.engine.target import Features, Target
 from specsel.log import SpecselError
 
 SHARD_PROMPTS = 512
@@ -49,7 +50,8 @@ def build(
     kept.
 
     Each shard is written under a temporary name and renamed, so a stop at any moment loses the shard in progress only.
-    Returns the counts over all shards. Raises DataError when the prompts run out.
+    Returns the counts over all shards and what the precision changed, also written to ``data.json``. Raises DataError
+    when the prompts run out.
     """
     out.mkdir(parents=True, exist_ok=True)
     queue = [(p, encode(target.tokenizer, p)) for p in interleave(prompts)]
@@ -72,7 +74,24 @@ def build(
             bar.n = total["kept_tokens"]
             bar.refresh()
             number += 1
-    return total
+    report = total | {"dtype": dtype, "precision": precision(target, out)}
+    (out / "data.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+@torch.inference_mode()
+def precision(target: Target, out: Path, answers: int = 64) -> dict[str, float]:
+    """How often the generation's precision changed a greedy choice.
+
+    Over the first answers of the first shard: the share of output positions at which the fp32 target, given the same
+    prefix, chooses another token.
+    """
+    features, changed, positions = Features(target), 0, 0
+    for e in itertools.islice(examples(shards(out)[0]), answers):
+        logits, _, _ = features(e.tokens[:-1].to(target.model.device))
+        changed += int((logits[e.n_prompt - 1 :].argmax(-1).cpu() != e.tokens[e.n_prompt :]).sum())
+        positions += len(e.lse)
+    return {"answers": answers, "positions": positions, "changed": changed, "changed_share": changed / positions}
 
 
 def _answers(bulk: BatchedTarget, target: Target, part: list, batch: int, bar: tqdm) -> list[Generation]:
@@ -124,9 +143,11 @@ def read_counts(path: Path) -> dict[str, int]:
         return json.loads(shard.metadata()["counts"])
 
 
-def total_counts(paths: list[Path]) -> dict[str, int]:
-    """Counts of all shards together."""
-    counts = [read_counts(path) for path in paths]
+def read_report(out: Path) -> dict:
+    """What ``build`` returned for a data folder, or the counts of its shards so far when it did not finish."""
+    if (out / "data.json").is_file():
+        return json.loads((out / "data.json").read_text(encoding="utf-8"))
+    counts = [read_counts(path) for path in shards(out)]
     return {name: sum(c[name] for c in counts) for name in counts[0]}
 
 

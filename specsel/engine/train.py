@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specsel.engine.data import Example, examples, shards, total_counts
+from specsel.engine.data import Example, examples, read_report, shards
 from specsel.engine.dflash import Context, DFlash, DFlashConfig, DFlashModel
 from specsel.engine.draft import Drafts
 from specsel.engine.eagle import Eagle, EagleConfig, EagleHead, Segment
@@ -436,7 +436,7 @@ def train_drafter(
         "dtype": "bf16 autocast",
         "target": target.sha256,
         "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
-        "data_counts": total_counts(paths),
+        "data_report": read_report(data),
         "curve": [],
     }
     first = _resume(out / "state", model, optimizers, log)

@@ -60,6 +60,16 @@ def test_a_shard_gives_back_the_answers_without_loops(target, features, answers)
         assert distinct_share(e.tokens[e.n_prompt :].tolist()) >= 0.5
 
 
+def test_precision_counts_the_choices_that_the_full_precision_would_change(target, answers, monkeypatch):
+    """Answers generated in fp32 are all confirmed; one last token overwritten is one changed choice."""
+    report = data.precision(target, answers, answers=4)
+    assert report["changed"] == 0 and report["positions"] > 4 and data.read_report(answers)["requests"] == 24
+    found = list(data.examples(data.shard_path(answers, 0)))
+    found[0].tokens[-1] = (found[0].tokens[-1] + 1) % VOCAB
+    monkeypatch.setattr(data, "examples", lambda path: iter(found))
+    assert data.precision(target, answers, answers=4)["changed"] == 1
+
+
 def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
     ids, coverage = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
     assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all() and 0 < coverage <= 1

@@ -1,0 +1,71 @@
+"""Drafter quality: acceptance at every position, learning curves and variants, from logs and training files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from specsel import drafters
+from specsel.log import LogError
+from specsel.simulation import Model, simulate_positions
+
+
+@pytest.fixture(scope="module")
+def log():
+    return simulate_positions(Model(requests_per_workload=6, output_len=(20, 40)), rng=np.random.default_rng(3))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    points = [
+        {"step": s, "tokens": 10 * s, "loss": 3.0, "first_token": 0.2, "block_efficiency": 100 / blocks}
+        | {"answers": {"emitted": [60, 40], "blocks": [blocks - 30, 30]}}
+        for s, blocks in ((1, 80), (2, 50))
+    ]
+    (tmp_path / "training.json").write_text(json.dumps({"kind": "eagle", "curve": points}))
+    return tmp_path
+
+
+def test_acceptance_is_the_share_of_positions_and_falls_with_k(log):
+    table = drafters.acceptance(log, rng=np.random.default_rng(0), n_resamples=200)
+    assert set(table["workload"]) == {"all", *log.workloads} and len(table) == 5 * log.n_arms * log.draft_len
+    for (workload, arm), rows in table.groupby(["workload", "arm"]):
+        k = log.arms.index(arm)
+        mine = np.full(log.n_positions, True)
+        if workload != "all":
+            mine = log.workload[log.request_of] == log.workloads.index(workload)
+        expected = [(log.accepted[mine, k] >= step).mean() for step in range(1, log.draft_len + 1)]
+        assert np.allclose(rows["share"], expected) and (np.diff(rows["share"]) <= 0).all()
+        assert (rows["low"] <= rows["share"]).all() and (rows["share"] <= rows["high"]).all()
+
+
+def test_the_acceptance_of_the_first_token_is_k_equal_to_one(log):
+    table = drafters.acceptance(log, rng=np.random.default_rng(0), n_resamples=50)
+    first = table[(table["workload"] == "all") & (table["k"] == 1)].set_index("arm")["share"]
+    assert np.allclose(first, (log.accepted > 0).mean(0))
+
+
+def test_a_learning_curve_has_an_interval_per_point(folder):
+    curve = drafters.learning(folder, rng=np.random.default_rng(0))
+    assert curve["block_efficiency"].tolist() == [1.25, 2.0] and curve["tokens"].tolist() == [10, 20]
+    assert (curve["low"] <= curve["block_efficiency"]).all() and (curve["high"] >= curve["block_efficiency"]).all()
+
+
+def test_variants_are_compared_on_the_same_answers(folder):
+    """100 tokens in 80 or 50 blocks: 1.25 against 2.0; the recipe differs from itself by exactly 0."""
+    curve = drafters.training_log(folder)["curve"]
+    path = folder / "variants.json"
+    path.write_text(json.dumps({"eagle": {"recipe": curve[0], "other": curve[1]}}))
+    table = drafters.variants(path).set_index("variant")
+    assert table.loc["other", "difference"] == pytest.approx(0.75)
+    assert table.loc["recipe", ["difference", "low", "high"]].tolist() == [0, 0, 0]
+
+
+def test_a_missing_or_broken_training_log_is_named(tmp_path):
+    with pytest.raises(LogError, match="training.json"):
+        drafters.training_log(tmp_path)
+    (tmp_path / "training.json").write_text("{")
+    with pytest.raises(LogError, match="not JSON"):
+        drafters.training_log(tmp_path)
