@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog, PositionLog, block_view
 from specsel.logistic import NotFitted, Selector, feature_matrix, fit_model, fit_selector
 from specsel.redraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
 from specsel.selector import LowoTable
-from specsel.statistics import ratio, request_sums
+from specsel.statistics import bootstrap_many, ratio, request_sums
 
 OUTCOMES = {"conf_first": "first token accepted", "conf_mean": "share of drafted tokens accepted",
             "conf_min": "whole draft accepted"}

@@ -14,7 +14,6 @@ import numpy as np
 
 from specsel.breakeven import Costs, break_even_rhos
 from specsel.claims import Claim, make_claim
-from specsel.intervals import bootstrap_many
 from specsel.log import BlockLog, PositionLog, block_view
 from specsel.redraft import (
     BASE,
@@ -31,7 +30,7 @@ from specsel.redraft import (
 from specsel.replay import fixed, oracle_block, oracle_dp, oracle_request
 from specsel.routing import context_length, one_arm, plain_decoding, redraft_plan, run_plan
 from specsel.selector import THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, leave_one_workload_out
-from specsel.statistics import Estimate, Statistic, bootstrap_rows, ratio, request_sums
+from specsel.statistics import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
 UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "break_even_rho": "ratio",

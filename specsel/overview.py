@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.intervals import bootstrap_many
 from specsel.log import LogError, PositionLog
 from specsel.replay import fixed
-from specsel.statistics import ratio, request_sums
+from specsel.statistics import bootstrap_many, ratio, request_sums
 from specsel.tuning import split_requests
 
 ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")

@@ -20,12 +20,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from specsel.breakeven import Costs
-from specsel.intervals import bootstrap_many
 from specsel.log import PositionLog, SpecselError, block_view, require_complete
 from specsel.logistic import NotFitted, Selector, fit_selector
 from specsel.redraft import dominant_blocks
 from specsel.replay import Replay, oracle_dp
-from specsel.statistics import ratio, request_sums
+from specsel.statistics import bootstrap_many, ratio, request_sums
 
 KINDS = ("logistic", "boosting")
 MAX_ROWS = 20_000  # training rows of a router, thinned evenly; more change little (see the learning curve)

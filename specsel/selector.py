@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from specsel.intervals import bootstrap_many
 from specsel.log import STATS, BlockLog, PositionLog
 from specsel.logistic import CRITERION, THRESHOLDS, NotFitted, Selector, fit_selector
 from specsel.redraft import (
@@ -28,7 +27,7 @@ from specsel.redraft import (
     skill,
     token_gain,
 )
-from specsel.statistics import Estimate, holm
+from specsel.statistics import Estimate, bootstrap_many, holm
 
 __all__ = ["Selector", "NotFitted", "fit_selector", "LowoRow", "LowoTable", "leave_one_workload_out", "verdict",
            "frontier",

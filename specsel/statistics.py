@@ -4,30 +4,24 @@ A statistic here is a function of *sums over requests*: it maps an array of shap
 be chosen from data (the best fixed arm, say) is chosen inside it, so it is chosen anew in every resample. Results are
 always an ``Estimate``; what is undefined says so, with its reason, and never becomes nan or a warning.
 
-Method: percentile and BCa intervals (Efron & Tibshirani 1993, chapters 13 and 14), stratified; equal to
-``scipy.stats.bootstrap`` draw by draw, with sums by matrix products instead of gathered copies.
+Method: `scipy.stats.bootstrap` (Efron & Tibshirani 1993, chapters 13 and 14) on the indices of the requests of every
+stratum, with one statistic of many rows: all numbers of a log see the same resamples, so all of them are paired. Sums
+come from matrix products with the counts of the drawn indices, not from gathered copies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy import stats
 
-__all__ = [
-    "Estimate",
-    "bootstrap_requests",
-    "bootstrap_rows",
-    "paired_difference",
-    "paired_gain",
-    "request_sums",
-    "ratio",
-    "pooled_ratio",
-    "holm",
-]
+__all__ = ["Estimate", "bootstrap_many", "bootstrap_requests", "bootstrap_rows", "request_sums", "ratio",
+           "pooled_ratio", "holm"]
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 BATCH = 4_000_000  # draws held in memory at once
@@ -47,7 +41,7 @@ class Estimate:
     n_resamples: int  # asked for
     seed: int | None  # of the generator, when it was made from one number
     dropped: int = 0  # resamples in which the statistic had no value
-    p: float | None = None  # two-sided bootstrap p-value of "the difference is 0"; differences only
+    p: float | None = None  # two-sided bootstrap p-value of the null value, where one was given
 
     @property
     def defined(self) -> bool:
@@ -88,54 +82,67 @@ def request_sums(values: np.ndarray, request_of: np.ndarray, n_requests: int) ->
 
 def bootstrap_requests(statistic: Statistic, totals: np.ndarray, *, strata: np.ndarray | None, rng: np.random.Generator,
                        n_resamples: int = 10_000, level: float = 0.95, method: str = "BCa") -> Estimate:
-    """Interval of a statistic by resampling requests within strata (workloads).
+    """Interval of one statistic by resampling requests within strata (workloads); see `bootstrap_many`."""
+    return bootstrap_many({0: statistic}, totals, strata=strata, rng=rng, n_resamples=n_resamples, level=level,
+                          method=method)[0]
 
-    Parameters: ``totals`` (R, *S), sums of every request; ``statistic`` maps sums (..., *S) to (...); ``strata`` (R,)
-    stratum of every request, or None for one; ``method`` "BCa" (percentile where BCa is undefined) or "percentile".
+
+def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray, *, strata: np.ndarray | None,
+                   rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95, method: str = "BCa",
+                   columns: Mapping[Hashable, Any] | None = None,
+                   within: Mapping[Hashable, Iterable[int]] | None = None, split: Iterable[Hashable] = (),
+                   null: Mapping[Hashable, float] | None = None) -> dict[Hashable, Estimate]:
+    """One Estimate per statistic of per-request sums (R, *S), all from the same resamples of requests within strata.
+
+    ``strata`` (R,), None is one stratum; ``method`` "BCa" (percentile where BCa is undefined, or a resample has no
+    value) or "percentile". By name: ``columns``, the index into S that a statistic sees; ``within``, the strata that it
+    is about (default: all; its n counts their requests); ``split``, statistics that get the sums of each stratum,
+    (..., strata, *S); ``null``, the value against which a two-sided bootstrap p-value is given. Where every stratum
+    holds one request, requests are drawn from all of them together and the method says so.
     """
     totals = np.asarray(totals, dtype=float)
-    return _bootstrap(statistic, totals, np.ones(len(totals), dtype=int), strata, rng, (n_resamples, level, method))
+    _check(totals, strata, n_resamples, level, method)
+    labels, codes = np.unique(np.zeros(len(totals)) if strata is None else strata, return_inverse=True)
+    sizes, split = np.bincount(codes, minlength=len(labels)), set(split)
+    merged = len(totals) > 1 and sizes.max(initial=0) == 1
+    used = {name: np.isin(labels, list(within[name])) if within and name in within else np.ones(len(labels), dtype=bool)
+            for name in statistics}
+    views = {name: _view(statistic, (columns or {}).get(name, Ellipsis), used[name], name in split)
+             for name, statistic in statistics.items()}
+    flat = totals.reshape(len(totals), math.prod(totals.shape[1:]))
+    sample = _Sample(flat, totals.shape[1:], codes, len(labels), merged, tuple(views.values()))
+    values, drawn, limits = _resample(sample, rng, n_resamples, level, method)
+    found = {}
+    for i, name in enumerate(statistics):
+        n, alone = int(sizes[used[name]].sum()), sizes[used[name]].max(initial=0) < 2
+        whole = merged and used[name].all()
+        frame = {"level": level, "n": n, "n_resamples": n_resamples, "seed": _seed(rng)}
+        found[name] = _estimate(values[i], None if alone and not whole else drawn[i],
+                                limits[i] if n >= SMALLEST_BCA else None, frame, (null or {}).get(name),
+                                ", strata of one request merged" if whole else "")
+    return found
 
 
 def bootstrap_rows(statistic: Statistic, rows: np.ndarray, *, strata: np.ndarray | None, rng: np.random.Generator,
-                   n_resamples: int = 10_000, level: float = 0.95, method: str = "BCa") -> Estimate:
-    """The interval that ignores requests and resamples blocks: too narrow, for comparison only; rows (B, *S).
+                   n_resamples: int = 10_000, level: float = 0.95) -> Estimate:
+    """The percentile interval that ignores requests and resamples blocks: too narrow, for comparison; rows (B, *S).
 
     Equal rows are drawn together (multinomial), so that millions of blocks with few distinct counts cost little.
     """
     rows = np.asarray(rows, dtype=float)
+    _check(rows, strata, n_resamples, level, "percentile")
     group = np.zeros(len(rows)) if strata is None else strata
     table = np.column_stack([group, rows.reshape(len(rows), math.prod(rows.shape[1:]))])
     distinct, counts = np.unique(table, axis=0, return_counts=True)
-    return _bootstrap(statistic, distinct[:, 1:].reshape(-1, *rows.shape[1:]), counts, distinct[:, 0], rng,
-                      (n_resamples, level, method))
-
-
-def paired_difference(statistic: Statistic, first: np.ndarray, second: np.ndarray, *, strata: np.ndarray | None,
-                      rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95) -> Estimate:
-    """statistic(first) - statistic(second), both (R, *S) over the same requests, resampled together; with p-value."""
-    return _bootstrap(
-        lambda s: statistic(s[:, 0]) - statistic(s[:, 1]),
-        np.stack([first, second], axis=1).astype(float),
-        np.ones(len(first), dtype=int),
-        strata,
-        rng,
-        (n_resamples, level, "BCa"),
-        with_p=True,
-    )
-
-
-def paired_gain(statistic: Statistic, first: np.ndarray, second: np.ndarray, *, strata: np.ndarray | None,
-                rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95) -> Estimate:
-    """statistic(first) / statistic(second) - 1, requests resampled together: headroom, when ``first`` is an oracle."""
-    return bootstrap_requests(
-        lambda s: ratio(statistic(s[:, 0]), statistic(s[:, 1])) - 1,
-        np.stack([first, second], axis=1),
-        strata=strata,
-        rng=rng,
-        n_resamples=n_resamples,
-        level=level,
-    )
+    frame = {"level": level, "n": len(rows), "n_resamples": n_resamples, "seed": _seed(rng)}
+    parts = [(distinct[at, 1:], counts[at]) for at in (distinct[:, 0] == g for g in np.unique(group))]
+    with np.errstate(all="ignore"):
+        value = float(np.ravel(statistic(rows.sum(axis=0)[None]))[0])
+        if len(rows) < 2:
+            return _estimate(value, None, None, frame, None)
+        sums = sum(rng.multinomial(n.sum(), n / n.sum(), size=n_resamples) @ part for part, n in parts)
+        drawn = np.broadcast_to(statistic(sums.reshape(n_resamples, *rows.shape[1:])), (n_resamples,))
+    return _estimate(value, drawn, None, frame, None)
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -153,111 +160,124 @@ def holm(p: np.ndarray) -> np.ndarray:
 # ---- how
 
 
-def _bootstrap(statistic: Statistic, values: np.ndarray, counts: np.ndarray, strata: np.ndarray | None,
-               rng: np.random.Generator, options: tuple[int, float, str], with_p: bool = False) -> Estimate:
-    """Resample rows of ``values`` (U, *S), each standing for ``counts`` equal units, within strata."""
-    n_resamples, level, method = options
-    _check(values, strata, options)
-    codes = np.zeros(len(values), dtype=int) if strata is None else np.unique(strata, return_inverse=True)[1]
-    sizes = np.bincount(codes, weights=counts).astype(int)
-    seed = rng.bit_generator.seed_seq.entropy
-    frame = {
-        "level": level,
-        "n": int(counts.sum()),
-        "n_resamples": n_resamples,
-        "seed": seed if isinstance(seed, int) else None,
-    }
-    with np.errstate(all="ignore"):
-        value = float(np.ravel(statistic(np.tensordot(counts.astype(float), values, axes=1)[None]))[0])
-        if not math.isfinite(value):
-            return Estimate(None, None, None, method="undefined: the denominator is 0", **frame)
-        if not (sizes > 1).any():
-            return Estimate(value, None, None, method="undefined: one request has no spread", **frame)
-        drawn = _resample(statistic, values, counts, codes, rng, n_resamples)
-        kept = drawn[np.isfinite(drawn)]
-        frame["dropped"] = n_resamples - len(kept)
-        if not len(kept):
-            return Estimate(value, None, None, method="undefined: no resample has a value", **frame)
-        use_bca = method == "BCa" and counts.sum() >= SMALLEST_BCA
-        shape = _bca_shape(statistic, values, counts, codes, kept, value) if use_bca else None
-    low, high, method = _limits(kept, shape, value, level)
-    return Estimate(value, low, high, method=method, p=_p_value(kept) if with_p else None, **frame)
-
-
-def _check(values: np.ndarray, strata: np.ndarray | None, options: tuple[int, float, str]) -> None:
+def _check(values: np.ndarray, strata: np.ndarray | None, n_resamples: int, level: float, method: str) -> None:
     """Refuse what would give a number without meaning."""
-    n_resamples, level, method = options
     if strata is not None and len(strata) != len(values):
         raise ValueError(f"strata has {len(strata)} entries for {len(values)} requests; give one per request")
     if not np.isfinite(values).all():
-        raise ValueError(
-            "totals hold nan or infinity; a request without a value belongs out of the table, not in a sum"
-        )
+        raise ValueError("totals hold nan or infinity; a request without a value belongs out of the table")
     if n_resamples < 1 or not 0 < level < 1 or method not in ("BCa", "percentile"):
         raise ValueError(f"n_resamples={n_resamples}, level={level}, method={method!r}: expected 1 or more, a number "
                          "between 0 and 1, 'BCa' or 'percentile'")
 
 
-def _resample(statistic: Statistic, values: np.ndarray, counts: np.ndarray, codes: np.ndarray, rng: np.random.Generator,
-              n_resamples: int) -> np.ndarray:
-    """(n_resamples,) values of the statistic; units are drawn with replacement within every stratum."""
-    flat = values.reshape(len(values), math.prod(values.shape[1:]))
-    groups = [np.flatnonzero(codes == g) for g in range(codes.max() + 1)]
-    batch = max(1, BATCH // max(len(values), 1))
-    drawn = []
-    for start in range(0, n_resamples, batch):
-        n = min(batch, n_resamples - start)
-        sums = sum(_weights(counts[rows], n, rng) @ flat[rows] for rows in groups)
-        drawn.append(np.broadcast_to(statistic(sums.reshape(n, *values.shape[1:])), (n,)))
-    return np.concatenate(drawn).astype(float)
+def _seed(rng: np.random.Generator) -> int | None:
+    """The number that a generator was made from; None where it was made otherwise."""
+    seed = rng.bit_generator.seed_seq.entropy
+    return seed if isinstance(seed, int) else None
 
 
-def _weights(counts: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """(n, U) float: how often each row is drawn when as many units as there are are drawn with replacement."""
-    total = int(counts.sum())
-    if total != len(counts):
-        return rng.multinomial(total, counts / total, size=n).astype(float)
-    chosen = rng.integers(0, total, size=(n, total))
-    chosen += np.arange(n)[:, None] * total
-    return np.bincount(chosen.ravel(), minlength=n * total).reshape(n, total).astype(float)
+def _view(statistic: Statistic, columns: Any, used: np.ndarray, split: bool) -> Callable[..., np.ndarray]:
+    """The statistic as a function of the sums of all strata (n, G, *S) and of their total (n, *S)."""
+    at = columns if isinstance(columns, tuple) else (columns,)
+
+    def view(sums: np.ndarray, total: np.ndarray) -> np.ndarray:
+        if used.all() and not split:
+            seen = total[:, *at]
+        else:
+            seen = sums[:, :, *at][:, used]
+            seen = seen if split else seen.sum(axis=1)
+        return np.broadcast_to(statistic(seen), (len(sums),))
+
+    return view
 
 
-def _bca_shape(statistic: Statistic, values: np.ndarray, counts: np.ndarray, codes: np.ndarray, drawn: np.ndarray,
-               value: float) -> tuple[float, float] | None:
-    """Bias and acceleration of BCa; None where they are undefined.
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Requests with their sums, how they are drawn, and what is computed from a draw."""
 
-    Acceleration from the jackknife within strata: a unit is left out and its stratum scaled back to its size, so that
-    strata keep their weights (for one stratum and a ratio the scaling cancels).
-    """
-    bias = ndtri(((drawn < value).mean() + (drawn <= value).mean()) / 2)
-    sizes = np.bincount(codes, weights=counts)
-    sums = np.stack([np.tensordot(counts * (codes == g), values, axes=1) for g in range(len(sizes))])
-    n = sizes[codes]
-    scale = (n / np.maximum(n - 1, 1)).reshape(-1, *[1] * (values.ndim - 1))
-    left_out = sums.sum(axis=0) - sums[codes] + (sums[codes] - values) * scale
-    found = np.broadcast_to(statistic(left_out), (len(values),))
-    centre = np.bincount(codes, weights=counts * found) / sizes
-    influence = np.where(n > 1, (n - 1) * (centre[codes] - found), 0.0)
-    cubes, squares = (np.sum(counts * influence**k / n**k) for k in (3, 2))
-    acceleration = cubes / (6 * squares**1.5) if squares > 0 else math.nan
-    return (bias, acceleration) if math.isfinite(bias) and math.isfinite(acceleration) else None
+    flat: np.ndarray  # (R, C)
+    shape: tuple[int, ...]  # of one request's sums
+    codes: np.ndarray  # (R,) stratum
+    n_strata: int
+    merged: bool  # draw from all strata together
+    views: tuple[Callable[..., np.ndarray], ...]
+
+    @property
+    def groups(self) -> list[np.ndarray]:
+        """Requests that are drawn from each other; a stratum of one request stays as it is."""
+        strata = [np.arange(len(self.codes))] if self.merged else self.strata
+        return [rows for rows in strata if len(rows) > 1]
+
+    @property
+    def strata(self) -> list[np.ndarray]:
+        return [np.flatnonzero(self.codes == g) for g in range(self.n_strata)]
+
+    def __call__(self, *drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        """Values (views, n) of drawn indices, one array (n, requests drawn) per group; (views,) of one draw, 1-D.
+
+        The jackknife draws one request fewer from one group: sums are scaled, so that strata keep their weights.
+        """
+        if drawn[0].ndim == 1:
+            return self(*(index[None] for index in drawn))[:, 0]
+        weights = np.ones((max(map(len, drawn)), len(self.flat)))
+        for rows, index in zip(self.groups, drawn, strict=True):
+            weights[:, rows] = _counts(index, len(rows))
+        return self.evaluate(weights)
+
+    def evaluate(self, weights: np.ndarray) -> np.ndarray:
+        """(views, n) values when requests count as often as the weights (n, R) say."""
+        sums = np.zeros((len(weights), self.n_strata, self.flat.shape[1]))
+        for g, rows in enumerate(self.strata):
+            sums[:, g] = weights[:, rows] @ self.flat[rows]
+        sums = sums.reshape(len(weights), self.n_strata, *self.shape)
+        total = sums.sum(axis=1)
+        return np.stack([view(sums, total) for view in self.views]).astype(float)
 
 
-def _limits(
-    drawn: np.ndarray, shape: tuple[float, float] | None, value: float, level: float
-) -> tuple[float, float, str]:
-    """Lower limit, upper limit, and the method that gave them."""
-    span = drawn.max() - drawn.min()
-    if span <= 1e-12 * max(1.0, abs(value)):
-        return value, value, "degenerate"
-    tails = np.array([(1 - level) / 2, (1 + level) / 2])
-    if shape is not None:
-        bias, acceleration = shape
-        z = bias + ndtri(tails)
-        with np.errstate(all="ignore"):
-            tails = ndtr(bias + z / (1 - acceleration * z))
-    low, high = np.quantile(drawn, tails)
-    return float(low), float(high), "percentile" if shape is None else "BCa"
+def _counts(index: np.ndarray, size: int) -> np.ndarray:
+    """(n, size) how often each of `size` requests is drawn, scaled to `size` draws; one row where all are the same."""
+    index = index[:1] if index.strides[0] == 0 else index
+    offset = np.arange(len(index))[:, None] * size
+    counts = np.bincount((index + offset).ravel(), minlength=len(index) * size).reshape(len(index), size)
+    return counts * (size / index.shape[1])
+
+
+def _resample(sample: _Sample, rng: np.random.Generator, n_resamples: int, level: float,
+              method: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values (S,), drawn values (S, n_resamples) and BCa limits (S, 2), nan where there are none."""
+    groups, n_views = sample.groups, len(sample.views)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is undefined is said by the Estimate
+        values = sample.evaluate(np.ones((1, len(sample.flat))))[:, 0] if n_views else np.zeros(0)
+        nothing = np.full((n_views, 2), np.nan)
+        if not groups or not np.isfinite(values).any():
+            return values, np.full((n_views, 1), np.nan), nothing
+        found = stats.bootstrap([np.arange(len(rows)) for rows in groups], sample, vectorized=True, axis=-1,
+                                n_resamples=n_resamples, confidence_level=level, method=method, rng=rng,
+                                batch=max(1, BATCH // len(sample.flat)))
+    limits = np.stack(found.confidence_interval, axis=-1) if method == "BCa" else nothing
+    return values, found.bootstrap_distribution, limits
+
+
+def _estimate(value: float, drawn: np.ndarray | None, bca: np.ndarray | None, frame: dict[str, Any],
+              null: float | None, note: str = "") -> Estimate:
+    """The Estimate of one statistic: `drawn` None means that nothing could be drawn, `bca` None or nan: percentile."""
+    if not math.isfinite(value):
+        return Estimate(None, None, None, method="undefined: the denominator is 0", **frame)
+    if drawn is None:
+        return Estimate(float(value), None, None, method="undefined: one request has no spread", **frame)
+    kept = drawn[np.isfinite(drawn)]
+    frame = {**frame, "dropped": frame["n_resamples"] - len(kept)}
+    if not len(kept):
+        return Estimate(float(value), None, None, method="undefined: no resample has a value", **frame)
+    p = None if null is None else _p_value(kept - null)
+    if np.ptp(kept) <= 1e-12 * max(1.0, abs(value)):
+        return Estimate(float(value), float(value), float(value), method="degenerate" + note, p=p, **frame)
+    if bca is not None and np.isfinite(bca).all() and not frame["dropped"]:
+        return Estimate(float(value), *map(float, bca), method="BCa" + note, p=p, **frame)
+    low, high = np.quantile(kept, ((1 - frame["level"]) / 2, (1 + frame["level"]) / 2))
+    return Estimate(float(value), float(low), float(high), method="percentile" + note, p=p, **frame)
 
 
 def _p_value(drawn: np.ndarray) -> float:

@@ -16,7 +16,6 @@ import pandas as pd
 
 from specsel.catalogue import GRIDS, PERSISTENT, PLANS, learner_names, policy_by_name
 from specsel.decisions import Policy
-from specsel.intervals import bootstrap_many
 from specsel.log import PositionLog, SpecselError
 from specsel.replay import (
     Plan,
@@ -29,7 +28,7 @@ from specsel.replay import (
     replay_seeds,
     sanity_check,
 )
-from specsel.statistics import Estimate, bootstrap_requests, holm, pooled_ratio
+from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, holm, pooled_ratio
 
 SEEDS = tuple(range(20))  # of every policy that draws at random
 TUNE_ONE_BY_ONE = 150  # training requests for tuning with state kept, where requests cannot run side by side

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsel import redraft as rd
-from specsel.intervals import bootstrap_many
 from specsel.log import block_view, read_log
 from specsel.simulation import Model, simulate_positions
+from specsel.statistics import bootstrap_many
 
 CASES = Path(__file__).parent / "cases"
 
