@@ -179,8 +179,7 @@ def token_loss(logits: Tensor, ids: Tensor, p: Tensor, kind: str) -> Tensor:
     >>> [round(token_loss(logits, ids, p, kind).exp().item(), 6) for kind in ("soft", "hard", "lk")]
     [4.0, 4.0, 2.0]
     """
-    logits = logits.float()
-    log_q = logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+    log_q = logits.float().log_softmax(-1).gather(-1, ids)
     if kind == "lk":
         return -torch.minimum(p, log_q.exp()).sum(-1).clamp(min=1e-6).log()
     return -log_q[:, 0] if kind == "hard" else -(p * log_q).sum(-1)
