@@ -6,62 +6,49 @@ charts.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import roc_auc_score
 
 from specsel.log import STATS, BlockLog, PositionLog, block_view
-from specsel.logistic import NotFitted, Selector, feature_matrix, fit_model, fit_selector
+from specsel.logistic import NotFitted, feature_matrix, fit_selector, untuned
 from specsel.redraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
 from specsel.selector import LowoTable
 from specsel.statistics import bootstrap_many, ratio, request_sums
 
+TRANSFERRED = {"skill": skill, "capture": capture, "redraft_rate": redraft_rate, "oracle_gap": oracle_gap}
 OUTCOMES = {"conf_first": "first token accepted", "conf_mean": "share of drafted tokens accepted",
             "conf_min": "whole draft accepted"}
 
 
-def coefficients(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 200, level: float = 0.95,
+def coefficients(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
                  features: Sequence[str] = STATS) -> pd.DataFrame:
-    """Log-odds per standard deviation of each feature, with percentile limits from refits on resampled requests.
+    """Log-odds per standard deviation of each feature, with limits from resampled requests.
 
-    Requests are resampled within workloads and enter as weights. Columns: feature, coefficient, low, high, requests,
-    dropped (resamples that could not be fitted).
+    A resample moves the coefficients by one Newton step from the fit on all blocks, (curvature)^-1 x (change of the
+    score), so that it costs a sum over requests and no refit. Columns: feature, coefficient, low, high, requests,
+    method. Raises NotFitted where nothing can be fitted.
     """
-    centre = fit_model(blocks, np.ones(blocks.n_blocks, dtype=bool), features)["weights"][:len(features)]
-    drawn = []
-    for _ in range(n_resamples):
-        weights = _resampled(blocks, rng)[blocks.request_of]
-        try:
-            drawn.append(fit_model(blocks, weights > 0, features, weights)["weights"][:len(features)])
-        except NotFitted:
-            continue
-    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2), axis=0) if drawn else np.full((2, len(features)),
-        np.nan)
-    return pd.DataFrame({"feature": features, "coefficient": centre, "low": low, "high": high,
-                         "requests": len(blocks.requests),
-                         "dropped": n_resamples - len(drawn)})
-
-
-def _resampled(blocks: BlockLog, rng: np.random.Generator) -> np.ndarray:
-    """(R,) how often each request is drawn when requests are drawn with replacement within workloads."""
-    counts = np.zeros(len(blocks.requests))
-    for w in np.unique(blocks.workload):
-        mine = np.flatnonzero(blocks.workload == w)
-        counts += np.bincount(rng.choice(mine, size=len(mine)), minlength=len(counts))
-    return counts
+    fitted = untuned(blocks, np.ones(blocks.n_blocks, dtype=bool), features)
+    z = np.column_stack([fitted.standardised(blocks.stats), np.ones(blocks.n_blocks)])
+    p = fitted.probability(blocks.stats)
+    penalty = np.diag([1.0] * (z.shape[1] - 1) + [0.0])  # of the library's default, C = 1
+    steps = (((gains(blocks) > 0) - p)[:, None] * z) @ np.linalg.inv((z * (p * (1 - p))[:, None]).T @ z + penalty)
+    sums = request_sums(steps[:, :len(features)], blocks.request_of, len(blocks.requests))
+    found = bootstrap_many({j: lambda s, j=j: fitted.weights[j] + s[..., j] - sums[:, j].sum()
+                            for j in range(len(features))}, sums, strata=blocks.workload, rng=rng,
+                           n_resamples=n_resamples, level=level)
+    return pd.DataFrame([{"feature": name, "coefficient": e.value, "low": e.low, "high": e.high, "requests": e.n,
+                          "method": f"{e.method}, one Newton step per resample"}
+                         for name, e in zip(features, found.values(), strict=True)])
 
 
 def auc(score: np.ndarray, label: np.ndarray) -> float:
-    """Probability that a block worth a redraft has the higher score (ties count half); nan with one class.
-
-    >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
-    0.875
-    """
-    ranks = pd.Series(score).rank().to_numpy()
-    n_true = int(label.sum())
-    above = ranks[label].sum() - n_true * (n_true + 1) / 2
-    return float(ratio(above, n_true * (len(label) - n_true)))
+    """Probability that a block worth a redraft has the higher score (ties count half); nan with one class."""
+    return float(roc_auc_score(label, score)) if 0 < label.sum() < len(label) else math.nan
 
 
 def importance(blocks: BlockLog, table: LowoTable, *, rng: np.random.Generator, n_repeats: int = 20,
@@ -178,7 +165,7 @@ def _decided(blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Se
     """(B,) redraft decisions on the held rows, False elsewhere and where nothing can be fitted."""
     redraft = np.zeros(blocks.n_blocks, dtype=bool)
     try:
-        selector: Selector = fit_selector(blocks, train, features=features)
+        selector = fit_selector(blocks, train, features=features)
     except NotFitted:
         return redraft, False
     redraft[held] = selector.redraft({name: values[held] for name, values in blocks.stats.items()})
@@ -190,26 +177,27 @@ def transfer(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 2
     """Train on one workload, test on each: skill with limits. On the diagonal, five folds of requests keep training and
     test apart.
 
-    Columns: train, test, skill, low, high, capture, redraft_rate, oracle_gap, reason (why there is no skill, or "").
+    Columns: train, test, skill, low, high, capture, redraft_rate, oracle_gap, requests, reason (why there is no skill,
+    or "").
     """
-    rows = []
+    rows, everything = [], np.ones(blocks.n_blocks, dtype=bool)
     for a, train_name in enumerate(blocks.workloads):
+        mine = blocks.workload_of == a
+        redraft, worked = _decided(blocks, mine, everything, features)
+        own, own_worked = _cross_fitted(blocks, mine, features)
+        sums, fitted = redraft_sums(blocks, np.where(mine, own, redraft)), [worked] * len(blocks.workloads)
+        fitted[a] = own_worked
+        found = bootstrap_many({(b, name): f for b in range(len(fitted)) for name, f in TRANSFERRED.items()}, sums,
+                               strata=blocks.workload, rng=rng, n_resamples=n_resamples,
+                               within={(b, name): [b] for b in range(len(fitted)) for name in TRANSFERRED})
         for b, test_name in enumerate(blocks.workloads):
-            held = blocks.workload_of == b
-            redraft, worked = _decided(blocks, blocks.workload_of == a, held,
-                                       features) if a != b else _cross_fitted(blocks, held, features)
-            at = blocks.workload == b
-            found = bootstrap_many({"skill": skill, "capture": capture, "rate": redraft_rate, "gap": oracle_gap},
-                                   redraft_sums(blocks, redraft)[at],
-                                   strata=None, rng=rng, n_resamples=n_resamples)
-            known = worked and found["skill"].value is not None
-            rows.append({"train": train_name, "test": test_name, "skill": found["skill"].value if known else None,
-                         "low": found["skill"].low if known else None, "high": found["skill"].high if known else None,
-                         "capture": found["capture"].value if worked else None,
-                         "redraft_rate": found["rate"].value if worked else None,
-                         "oracle_gap": found["gap"].value,
-                         "reason": "" if known else "not fitted: one class" if not worked
-                         else "no gain, or nothing redrafted"})
+            e = {name: found[b, name] for name in TRANSFERRED}
+            known = fitted[b] and e["skill"].value is not None
+            why = "no gain, or nothing redrafted" if fitted[b] else "not fitted: one class"
+            rows.append({"train": train_name, "test": test_name, "low": e["skill"].low if known else None,
+                         "high": e["skill"].high if known else None, "oracle_gap": e["oracle_gap"].value,
+                         **{q: e[q].value if fitted[b] else None for q in ("skill", "capture", "redraft_rate")},
+                         "requests": e["skill"].n, "reason": "" if known else why})
     return pd.DataFrame(rows)
 
 

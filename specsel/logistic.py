@@ -47,11 +47,14 @@ class Selector:
     search: tuple[tuple[float, float], ...] = ()  # (threshold, criterion) of the inner loop
     trained_on: Mapping[str, Any] = field(default_factory=dict)  # run, log_sha256, workloads, requests, blocks
 
-    def probability(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(N,) probability that another arm emits more; stats: log.stats or blocks.stats, arrays (N, K)."""
+    def standardised(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(N, 2F) what the weights are applied to; stats: log.stats or blocks.stats, arrays (N, K)."""
         x = feature_matrix(stats, self.arms.index(self.dominant), self.features)
-        z = (_design(x, np.array(self.fill)) - np.array(self.center)) / np.array(self.scale)
-        return expit(z @ np.array(self.weights) + self.intercept)
+        return (_design(x, np.array(self.fill)) - np.array(self.center)) / np.array(self.scale)
+
+    def probability(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(N,) probability that another arm emits more."""
+        return expit(self.standardised(stats) @ np.array(self.weights) + self.intercept)
 
     def redraft(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
         """(N,) bool: probability >= threshold."""
@@ -115,24 +118,22 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
                     search=tuple(search), trained_on=trained)
 
 
-def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str],
-              weights: np.ndarray | None = None) -> dict[str, Any]:
-    """Fill values, scaler and coefficients from the training rows; weights (B,) count each block."""
+def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str]) -> dict[str, Any]:
+    """Fill values, scaler and coefficients from the training rows."""
     rows = np.flatnonzero(train)
     rows = rows[::max(1, -(-len(rows) // MAX_ROWS))]
     counts, first = blocks.emitted[rows], first_arm(blocks)
     label = counts.max(axis=1) > counts[:, first]
     x = feature_matrix({name: values[rows] for name, values in blocks.stats.items()}, first, features)
     if label.all() or not label.any():
-        raise NotFitted("not fitted: one class (the training blocks are " + ("all" if label.any()
-            else "never") + " worth a redraft)")
+        share = "all" if label.any() else "never"
+        raise NotFitted(f"not fitted: one class (the training blocks are {share} worth a redraft)")
     if np.isnan(x).all():
         raise NotFitted(f"not fitted: '{blocks.path_arm}' has no value of {', '.join(features)} in the training blocks")
-    weights = None if weights is None else weights[rows]
     counts = ~np.isnan(x)
     fill = np.where(counts, x, 0).sum(axis=0) / np.maximum(counts.sum(axis=0), 1)
-    scaler = StandardScaler().fit(_design(x, fill), sample_weight=weights)
-    model = LogisticRegression(max_iter=1000).fit(scaler.transform(_design(x, fill)), label, sample_weight=weights)
+    scaler = StandardScaler().fit(_design(x, fill))
+    model = LogisticRegression(max_iter=1000).fit(scaler.transform(_design(x, fill)), label)
     vectors = {"fill": fill, "center": scaler.mean_, "scale": scaler.scale_, "weights": model.coef_[0]}
     return {name: tuple(v.tolist()) for name, v in vectors.items()} | {"intercept": float(model.intercept_[0])}
 
@@ -154,8 +155,10 @@ def _threshold_search(blocks: BlockLog, train: np.ndarray, features: Sequence[st
         scores = []
         for group in np.unique(groups[train]):
             held = train & (groups == group)
-            if gain[held].sum() > 0 and (probability := out_of_fold(blocks, train & (groups != group), held,
-                features)) is not None:
+            if not gain[held].sum():
+                continue
+            probability = out_of_fold(blocks, train & (groups != group), held, features)
+            if probability is not None:
                 scores.append(_heights(probability, gain[held], thresholds))
         if scores:
             return list(zip(map(float, thresholds), np.mean(scores, axis=0).tolist(), strict=True))
@@ -166,8 +169,8 @@ def _heights(probability: np.ndarray, gain: np.ndarray, thresholds: Sequence[flo
     """(T,) capture - redraft rate of redrafting where probability >= threshold."""
     order = np.argsort(thresholds, kind="stable")
     passed = np.searchsorted(np.asarray(thresholds)[order], probability, side="right")
-    taken, chosen = (np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:] for w in (gain,
-        None))
+    taken, chosen = (np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:]
+                     for w in (gain, None))
     found = np.empty(len(order))
     found[order] = taken / gain.sum() - chosen / len(gain)
     return found
@@ -177,11 +180,16 @@ def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray,
                 features: Sequence[str] = STATS) -> np.ndarray | None:
     """Probabilities on the held rows of a model fitted on the training rows, None where that cannot be fitted."""
     try:
-        model = fit_model(blocks, train, features)
+        fitted = untuned(blocks, train, features)
     except NotFitted:
         return None
-    applied = Selector(blocks.arms, blocks.path_arm, blocks.draft_len, tuple(features), **model, threshold=0.5)
-    return applied.probability({name: values[held] for name, values in blocks.stats.items()})
+    return fitted.probability({name: values[held] for name, values in blocks.stats.items()})
+
+
+def untuned(blocks: BlockLog, train: np.ndarray, features: Sequence[str] = STATS) -> Selector:
+    """A selector with its model and no threshold search: it redrafts where another arm probably emits more."""
+    return Selector(blocks.arms, blocks.path_arm, blocks.draft_len, tuple(features),
+                    **fit_model(blocks, train, features), threshold=0.5)
 
 
 def _tuples(value: Any) -> Any:

@@ -39,19 +39,6 @@ def test_a_missing_value_counts_as_the_training_mean_plus_an_indicator(blocks):
     assert np.isfinite(selector.probability(stats)).all()
 
 
-def test_weights_count_blocks(blocks):
-    """A block of weight 2 is the same as the block twice; weight 0 leaves it out."""
-    twice = np.arange(blocks.n_blocks) % 2 == 0
-    weights = np.where(twice, 2.0, 1.0)
-    rows = np.concatenate([np.arange(blocks.n_blocks), np.flatnonzero(twice)])
-    longer = replace(blocks, rows=blocks.rows[rows], request_of=blocks.request_of[rows], accepted=blocks.accepted[rows],
-                     emitted=blocks.emitted[rows], stats={n: v[rows] for n, v in blocks.stats.items()})
-    one = lg.fit_model(blocks, np.ones(blocks.n_blocks, dtype=bool), STATS, weights)
-    other = lg.fit_model(longer, np.ones(len(rows), dtype=bool), STATS)
-    assert one["weights"] == pytest.approx(other["weights"], abs=1e-4)
-    assert one["center"] == pytest.approx(other["center"])
-
-
 def test_more_blocks_than_the_cap_are_thinned_evenly(blocks, monkeypatch):
     monkeypatch.setattr(lg, "MAX_ROWS", 200)
     thinned = lg.fit_model(blocks, np.ones(blocks.n_blocks, dtype=bool), STATS)
