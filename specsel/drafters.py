@@ -7,6 +7,7 @@ Reads a position log and the `training.json` files beside the weights. Not handl
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from specsel.log import LogError, PositionLog
-from specsel.statistics import bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
+from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
 
 
 def acceptance(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
@@ -39,45 +40,117 @@ def acceptance(log: PositionLog, *, rng: np.random.Generator, n_resamples: int =
     return pd.DataFrame(rows)
 
 
-def learning(folder: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Learning curve of a drafter folder on held-out answers: arm, step, tokens, loss, first_token, block_efficiency,
+def learning_curves(
+    folders: Iterable[str | Path], *, rng: np.random.Generator, n_resamples: int = 2_000
+) -> pd.DataFrame:
+    """Learning curves of drafter folders on held-out answers: arm, step, tokens, loss, first_token, block_efficiency,
     low, high (answers resampled)."""
-    log = training_log(folder)
     rows = []
-    for point in log["curve"]:
-        sums = np.column_stack([point["answers"]["emitted"], point["answers"]["blocks"]]).astype(float)
-        found = bootstrap_requests(pooled_ratio, sums, strata=None, rng=rng, n_resamples=n_resamples)
-        shown = {name: point[name] for name in ("step", "tokens", "loss", "first_token")}
-        interval = {"block_efficiency": found.value, "low": found.low, "high": found.high}
-        rows.append({"arm": log["kind"]} | shown | interval)
+    for folder in folders:
+        log = training_log(folder)
+        for point in log["curve"]:
+            sums = np.column_stack([point["answers"]["emitted"], point["answers"]["blocks"]]).astype(float)
+            found = bootstrap_requests(pooled_ratio, sums, strata=None, rng=rng, n_resamples=n_resamples)
+            shown = {name: point[name] for name in ("step", "tokens", "loss", "first_token")}
+            interval = {"block_efficiency": found.value, "low": found.low, "high": found.high}
+            rows.append({"arm": log["kind"]} | shown | interval)
     return pd.DataFrame(rows)
 
 
-def variants(path: str | Path) -> pd.DataFrame:
-    """Short trainings that differ in one setting, from a file of their logs: arm, variant, tokens, first_token,
-    block_efficiency, difference, low, high.
+def still_rising(folders: Iterable[str | Path], *, rng: np.random.Generator, n_resamples: int = 2_000) -> str:
+    """One sentence per drafter: how far its curve rose, and whether its last third still added anything (paired over
+    answers)."""
+    words = []
+    for folder in folders:
+        log = training_log(folder)
+        curve = log["curve"]
+        last, before = (
+            curve[-1],
+            next(p for p in reversed(curve) if 3 * p["tokens"] <= 2 * curve[-1]["tokens"] or p is curve[0]),
+        )
+        change = _compare(before, last, rng=rng, n_resamples=n_resamples)
+        start, end = (point["block_efficiency"] for point in (curve[0], last))
+        rise = f"{log['kind']} rises from {start:.2f} to {end:.2f} tokens per block"
+        words.append(f"{rise}, and the last third of its training {_moved(change)}.")
+    return " ".join(words)
 
-    ``difference`` is the block efficiency less that of the recipe in use ("recipe"), over the same held-out answers and
-    the same number of steps, with the interval of the paired bootstrap over answers.
+
+def _moved(change: Estimate) -> str:
+    if change.low is None or change.high is None:
+        return "is one point, too few to say more"
+    shown = f"{change.value:+.2f} [{change.low:+.2f}, {change.high:+.2f}]"
+    if change.low > 0:
+        return f"still adds ({shown})"
+    return f"takes away ({shown})" if change.high < 0 else f"adds nothing measurable ({shown})"
+
+
+def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
+    """Short trainings that differ in one setting: arm, variant, tokens, first_token, block_efficiency, difference, low,
+    high.
+
+    The file maps a kind to variants and each of these to the last point of its curve. ``difference`` is the block
+    efficiency less that of the recipe in use ("recipe"), on the same held-out answers, with the interval of the paired
+    bootstrap over answers.
     """
     rows = []
     for kind, trainings in _json(Path(path)).items():
-        reference = trainings["recipe"]
         for name, point in trainings.items():
-            sums = np.column_stack(
-                [reference["answers"]["emitted"], reference["answers"]["blocks"], point["answers"]["blocks"]]
-            ).astype(float)
-            found = bootstrap_requests(_difference, sums, strata=None, rng=np.random.default_rng(0), n_resamples=2_000)
-            rows.append(
-                {"arm": kind, "variant": name, "tokens": point["tokens"], "first_token": point["first_token"]}
-                | {"block_efficiency": point["block_efficiency"]}
-                | {"difference": found.value, "low": found.low, "high": found.high}
-            )
+            found = _compare(trainings["recipe"], point, rng=rng, n_resamples=n_resamples)
+            shown = {key: point[key] for key in ("tokens", "first_token", "block_efficiency")}
+            interval = {"difference": found.value, "low": found.low, "high": found.high}
+            rows.append({"arm": kind, "variant": name} | shown | interval)
     return pd.DataFrame(rows)
+
+
+def what_helped(table: pd.DataFrame) -> str:
+    """One sentence on the table of ``variants``: which settings are worse than the recipe, better, or no different."""
+    others = table[table["variant"] != "recipe"]
+    named = others["arm"] + " with " + others["variant"]
+    groups = {
+        "worse than the recipe": named[others["high"] < 0],
+        "better than the recipe": named[others["low"] > 0],
+        "not distinguishable from it": named[(others["low"] <= 0) & (others["high"] >= 0)],
+    }
+    parts = [f"{words}: {', '.join(found)}" for words, found in groups.items() if len(found)]
+    return "; ".join(parts).capitalize() + "." if parts else "No variant was tried."
+
+
+def _compare(base: dict[str, Any], point: dict[str, Any], *, rng: np.random.Generator, n_resamples: int) -> Estimate:
+    """Block efficiency of a curve point less that of another on the same answers."""
+    emitted, blocks = (base["answers"][name] for name in ("emitted", "blocks"))
+    if emitted != point["answers"]["emitted"]:
+        raise LogError("two trainings were judged on different held-out answers; train both on the same data.")
+    sums = np.column_stack([emitted, blocks, point["answers"]["blocks"]]).astype(float)
+    return bootstrap_requests(_difference, sums, strata=None, rng=rng, n_resamples=n_resamples)
 
 
 def _difference(sums: np.ndarray) -> np.ndarray:
     return ratio(sums[..., 0], sums[..., 2]) - ratio(sums[..., 0], sums[..., 1])
+
+
+def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
+    """What each training was made of, one column per drafter: recipe, data, vocabulary."""
+    columns = {}
+    for folder in folders:
+        log = training_log(folder)
+        recipe, report = log["recipe"], log["data_report"]
+        precision = report.get("precision", {})
+        columns[log["kind"]] = {
+            "generated tokens": f"{report['output_tokens']:,}",
+            "of these kept, loops dropped": f"{report['kept_tokens']:,}",
+            "answers": f"{report['requests']:,}",
+            "looping answers": f"{report['looping']:,}",
+            "precision of the generation": report.get("dtype", "not recorded"),
+            "greedy choices that it changed": f"{precision['changed_share']:.2%}" if precision else "not measured",
+            "draft vocabulary": f"{recipe['draft_vocab']:,}",
+            "held-out tokens in it": f"{log['coverage']:.2%}",
+            "steps": f"{log['curve'][-1]['step']:,}, the best at {log['best_step']:,}",
+            "answers a step": recipe["batch"],
+            "optimiser": recipe["optimizer"],
+            "loss": recipe["loss"],
+            "start": recipe["start"],
+        }
+    return pd.DataFrame(columns).rename_axis("fact").reset_index()
 
 
 def training_log(folder: str | Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from specsel import drafters
@@ -48,9 +49,11 @@ def test_the_acceptance_of_the_first_token_is_k_equal_to_one(log):
 
 
 def test_a_learning_curve_has_an_interval_per_point(folder):
-    curve = drafters.learning(folder, rng=np.random.default_rng(0))
+    curve = drafters.learning_curves([folder], rng=np.random.default_rng(0))
     assert curve["block_efficiency"].tolist() == [1.25, 2.0] and curve["tokens"].tolist() == [10, 20]
     assert (curve["low"] <= curve["block_efficiency"]).all() and (curve["high"] >= curve["block_efficiency"]).all()
+    words = drafters.still_rising([folder], rng=np.random.default_rng(0))
+    assert words.startswith("eagle rises from 1.25 to 2.00 tokens per block, and the last third of its training")
 
 
 def test_variants_are_compared_on_the_same_answers(folder):
@@ -58,9 +61,31 @@ def test_variants_are_compared_on_the_same_answers(folder):
     curve = drafters.training_log(folder)["curve"]
     path = folder / "variants.json"
     path.write_text(json.dumps({"eagle": {"recipe": curve[0], "other": curve[1]}}))
-    table = drafters.variants(path).set_index("variant")
+    table = drafters.variants(path, rng=np.random.default_rng(0)).set_index("variant")
     assert table.loc["other", "difference"] == pytest.approx(0.75)
     assert table.loc["recipe", ["difference", "low", "high"]].tolist() == [0, 0, 0]
+    curve[1]["answers"]["emitted"] = [59, 41]
+    path.write_text(json.dumps({"eagle": {"recipe": curve[0], "other": curve[1]}}))
+    with pytest.raises(LogError, match="different held-out answers"):
+        drafters.variants(path, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"), [(0.1, 0.2, "Better"), (-0.2, -0.1, "Worse"), (-0.1, 0.1, "Not distinguishable")]
+)
+def test_the_sentence_on_variants_follows_their_intervals(low, high, words):
+    table = pd.DataFrame([{"arm": "eagle", "variant": v, "low": low, "high": high} for v in ("recipe", "lk")])
+    assert drafters.what_helped(table).startswith(words) and "eagle with lk" in drafters.what_helped(table)
+
+
+def test_the_facts_of_a_training_are_told(folder):
+    log = drafters.training_log(folder)
+    counts = {"output_tokens": 1200, "kept_tokens": 1000, "requests": 10, "looping": 2}
+    recipe = {"draft_vocab": 60, "batch": 8, "optimizer": "muon", "loss": "soft", "start": "target"}
+    log |= {"recipe": recipe, "data_report": counts, "coverage": 0.991, "best_step": 2}
+    (folder / "training.json").write_text(json.dumps(log))
+    facts = drafters.training_facts([folder]).set_index("fact")["eagle"]
+    assert facts["held-out tokens in it"] == "99.10%" and facts["greedy choices that it changed"] == "not measured"
 
 
 def test_a_missing_or_broken_training_log_is_named(tmp_path):
