@@ -18,8 +18,8 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, mps")]
 Dtype = Annotated[
     str, typer.Option(help="precision of the target; equality with plain decoding is claimed for float32 only")
 ]
-Eagle = Annotated[Path | None, typer.Option(help="folder of the EAGLE-3 head")]
-Dflash = Annotated[Path | None, typer.Option(help="folder of the DFlash drafter")]
+Eagle = Annotated[Path | None, typer.Option(help="EAGLE-3 head: a folder, or a hub repository owner/name@revision")]
+Dflash = Annotated[Path | None, typer.Option(help="DFlash drafter: a folder, or a hub repository")]
 Prompts = Annotated[
     Path | None, typer.Option(help="folder of prompt files (default: $SPECSEL_PROMPTS, else data/prompts)")
 ]
@@ -128,8 +128,8 @@ def collect(
             requests=requests, max_new=max_new, draft_len=draft_len, temperature=temperature, seed=seed, prompts=prompts
         )
     )
-    loaded, pool = _target(target, revision, device, dtype), engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
-    drafters = engine.load_pool(loaded, pool)
+    pool = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    loaded, drafters = engine.load_pool(_target(target, revision, device, dtype), pool)
     print(engine.collect(loaded, drafters, out, config, drafters=engine.describe(pool)))
     if check:
         print(engine.check_engine(engine.Features(loaded), drafters, out, arms=tuple(check), prompts=prompts))
@@ -151,8 +151,8 @@ def time_command(
     """
     from specsel import engine
 
-    loaded = _target(target, revision, device, dtype)
-    pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
+    config = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    loaded, pool = engine.load_pool(_target(target, revision, device, dtype), config)
     print(
         engine.write_timings(
             run, engine.measure(engine.Features(loaded), pool, engine.TimingConfig(**_given(samples=samples)))
@@ -178,8 +178,8 @@ def race(
     """
     from specsel import engine
 
-    loaded = _target(target, revision, device, dtype)
-    pool = engine.load_pool(loaded, engine.PoolConfig(**_given(eagle=eagle, dflash=dflash)))
+    config = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    loaded, pool = engine.load_pool(_target(target, revision, device, dtype), config)
     print(
         engine.race(
             engine.Features(loaded),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from specsel.engine.layers import (
     DrafterFiles,
     RMSNorm,
     load_strictly,
+    own_taps,
     rotary,
     rotate,
     shared_scores,
@@ -209,8 +211,9 @@ class DFlash:
     name = "dflash"
     needs_taps = True
 
-    def __init__(self, model: DFlashModel, embedding: Tensor, head: Tensor) -> None:
-        self.model, self.embedding = model.eval(), embedding
+    def __init__(self, model: DFlashModel, embedding: Tensor, head: Tensor, columns: Tensor | None = None) -> None:
+        """``columns``: which columns of the target's taps are the drafter's (None: all)."""
+        self.model, self.embedding, self.columns = model.eval(), embedding, columns
         self.dtype = model.fc.weight.dtype
         if model.config.mask_token_id is not None and model.config.mask_token_id >= len(embedding):
             raise CheckpointError(
@@ -243,7 +246,7 @@ class DFlash:
         anchor."""
         n = len(self.keys[0])
         positions = torch.arange(n, n + len(taps), device=taps.device)
-        keys, values = self.model.inject(taps.to(self.dtype), positions)
+        keys, values = self.model.inject(own_taps(taps, self.columns).to(self.dtype), positions)
         self.keys = [torch.cat(pair) for pair in zip(self.keys, keys, strict=True)]
         self.values = [torch.cat(pair) for pair in zip(self.values, values, strict=True)]
         self.anchor = tokens[-1]
@@ -260,11 +263,9 @@ class DFlash:
         z = self.model.blocks(F.embedding(anchors, self.embedding).to(self.dtype), self.mask)
         states = self.model(z, starts, [(slice(0, len(anchors)), context)])
         slots = min(draft_len, self.model.config.block_size - 1)
-        tokens, statistics = [], []
-        for slot in range(1, slots + 1):
-            logits = F.linear(states[:, slot], self.head)
-            tokens.append(self.ids[logits.argmax(-1)])
-            statistics.append(distribution_statistics(logits))
+        logits = F.linear(states[:, 1 : slots + 1], self.head)
+        tokens = [self.ids[logits[:, slot].argmax(-1)] for slot in range(slots)]
+        statistics = [distribution_statistics(logits[:, slot]) for slot in range(slots)]
         drafts = from_slots(tokens, statistics, draft_len)
         return drafts.without((starts + self.model.config.block_size > self.window).cpu().numpy())
 
@@ -275,7 +276,8 @@ class DFlash:
         ``len(tokens) - 2``; taps (len(tokens) - 1, 3H).
         """
         ids = torch.tensor(tokens, device=self.embedding.device)
-        keys, values = self.model.inject(taps.to(self.dtype), torch.arange(len(taps), device=ids.device))
+        own = own_taps(taps, self.columns).to(ids.device, self.dtype)
+        keys, values = self.model.inject(own, torch.arange(len(own), device=ids.device))
         starts = torch.arange(n_prompt, len(ids) - 1, device=ids.device)
         parts = [self._draft(ids[s], s, Context(keys, values, s), draft_len) for s in starts.split(PACK)]
         return concatenate(parts)
@@ -283,8 +285,6 @@ class DFlash:
 
 def concatenate(parts: list[Drafts]) -> Drafts:
     """Drafts of consecutive anchors as one record."""
-    import numpy as np
-
     return Drafts(
         *(np.concatenate([getattr(p, name) for p in parts]) for name in ("tokens", "proposed", "confidence", "entropy"))
     )

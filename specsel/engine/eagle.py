@@ -21,6 +21,7 @@ from specsel.engine.layers import (
     DrafterFiles,
     RMSNorm,
     load_strictly,
+    own_taps,
     rotary,
     rotate,
     shared_scores,
@@ -47,6 +48,7 @@ class EagleConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_position_embeddings: int = 2048
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] = ()  # Hugging Face indices of the taps; empty: the usual three
 
     @classmethod
     def from_dict(cls, config: dict, folder: object = "config.json") -> EagleConfig:
@@ -216,8 +218,9 @@ class Eagle:
     name = "eagle"
     needs_taps = True
 
-    def __init__(self, head: EagleHead, embedding: Tensor) -> None:
-        self.head, self.embedding = head.eval(), embedding
+    def __init__(self, head: EagleHead, embedding: Tensor, columns: Tensor | None = None) -> None:
+        """``columns``: which columns of the target's taps are the head's (None: all)."""
+        self.head, self.embedding, self.columns = head.eval(), embedding, columns
         self.dtype = head.fc.weight.dtype
         self.reset()
 
@@ -245,7 +248,7 @@ class Eagle:
         start = len(self.keys)
         ids = torch.tensor(tokens[-len(taps) :], device=self.keys.device)
         positions = torch.arange(start, start + len(ids), device=self.keys.device)
-        state = self.head.fc(taps.to(self.dtype))
+        state = self.head.fc(own_taps(taps, self.columns).to(self.dtype))
         u = self.head.inputs(state, self._embed(ids))
         keys, values = self.head.keys_values(u, positions)
         self.keys, self.values = torch.cat([self.keys, keys]), torch.cat([self.values, values])
@@ -279,7 +282,7 @@ class Eagle:
         """
         ids = torch.tensor(tokens, device=self.keys.device)
         n = len(ids) - 2  # pairs that an anchor with a successor can use
-        state = self.head.fc(taps[:n].to(self.dtype))
+        state = self.head.fc(own_taps(taps[:n], self.columns).to(ids.device, self.dtype))
         u = self.head.inputs(state, self._embed(ids[1 : n + 1]))
         positions = torch.arange(n, device=ids.device)
         keys, values = self.head.keys_values(u, positions)

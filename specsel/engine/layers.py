@@ -70,6 +70,11 @@ def shared_values(weights: Tensor, values: Tensor) -> Tensor:
     return mixed.unflatten(1, weights.shape[1:3]).permute(2, 0, 1, 3).flatten(1)
 
 
+def own_taps(taps: Tensor, columns: Tensor | None) -> Tensor:
+    """A drafter's columns of the target's taps (m, n H); None: all of them."""
+    return taps if columns is None else taps[:, columns.to(taps.device)]
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterFiles:
     """A drafter's folder: its configuration and its tensors, in the dtype of the file."""

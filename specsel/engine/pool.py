@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from specsel.engine.dflash import DFlash, load_model
 from specsel.engine.eagle import Eagle, check_vocabulary, load_head
 from specsel.engine.layers import CheckpointError, read_folder
 from specsel.engine.ngram import Ngram, NgramConfig
-from specsel.engine.target import Target, sha256_of
+from specsel.engine.target import Target, sha256_of, tap_indices
 
 ARMS = ("dflash", "eagle", "ngram", "cascade")
 
@@ -29,22 +30,30 @@ class PoolConfig:
     cascade: CascadeConfig = CascadeConfig()
 
 
-def load_pool(target: Target, config: PoolConfig) -> dict[str, object]:
-    """The drafters by arm name, in the order ARMS, on the target's device and in the target's dtype.
+def load_pool(target: Target, config: PoolConfig) -> tuple[Target, dict[str, object]]:
+    """The target with the taps that the pool reads, and the drafters by arm name, in the order ARMS, on the target's
+    device and in its dtype.
 
+    A drafter's taps are those of its config; a target's features hold the union of them, each drafter takes its own.
     Raises CheckpointError when a checkpoint is unusable or was made for another target shape.
     """
     model = target.model
     embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
-    eagle = load_head(read_folder(config.eagle)).to(model.device, model.dtype)
+    eagle = load_head(read_folder(locate(config.eagle))).to(model.device, model.dtype)
     _check_size("eagle", config.eagle, eagle.config.hidden_size, embedding)
     if warning := check_vocabulary(eagle.d2t, eagle.t2d, target.eos_ids, config.eagle):
         warnings.warn(warning, stacklevel=2)
-    dflash = load_model(read_folder(config.dflash)).to(model.device, model.dtype)
+    dflash = load_model(read_folder(locate(config.dflash))).to(model.device, model.dtype)
     _check_size("dflash", config.dflash, dflash.config.hidden_size, embedding)
+    eagle_taps = eagle.config.eagle_aux_hidden_state_layer_ids or tap_indices(model.config.num_hidden_layers)
+    taps = tuple(sorted({*eagle_taps, *dflash.config.taps}))
+    if taps[-1] >= model.config.num_hidden_layers:
+        raise CheckpointError(
+            f"a drafter reads hidden state {taps[-1]}, the target has {model.config.num_hidden_layers} layers."
+        )
     made = {
-        "dflash": DFlash(dflash, embedding, head),
-        "eagle": Eagle(eagle, embedding),
+        "dflash": DFlash(dflash, embedding, head, _columns(dflash.config.taps, taps, embedding)),
+        "eagle": Eagle(eagle, embedding, _columns(eagle_taps, taps, embedding)),
         "ngram": Ngram(config.ngram, target.eos_ids),
     }
     if config.cascade.fallback not in made:
@@ -52,7 +61,37 @@ def load_pool(target: Target, config: PoolConfig) -> dict[str, object]:
             f"cascade: no drafter '{config.cascade.fallback}' to fall back to; choose one of {', '.join(made)}."
         )
     made["cascade"] = Cascade(made["ngram"], made[config.cascade.fallback], config.cascade)
-    return {arm: made[arm] for arm in ARMS}
+    return replace(target, taps=taps), {arm: made[arm] for arm in ARMS}
+
+
+def _columns(own: tuple[int, ...], taps: tuple[int, ...], embedding: torch.Tensor) -> torch.Tensor | None:
+    """Columns of the union of taps that belong to the taps ``own``, in their order; None when that is all of them."""
+    size = embedding.shape[1]
+    if tuple(own) == taps:
+        return None
+    return torch.cat([torch.arange(size, device=embedding.device) + size * taps.index(tap) for tap in own])
+
+
+def locate(name: str | Path) -> Path:
+    """The folder of a drafter: a local one, or a hub repository "owner/name", with "@revision" to pin it, downloaded
+    once. Raises CheckpointError when it is neither."""
+    if Path(name).is_dir():
+        return Path(name)
+    repository, _, revision = str(name).partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise CheckpointError(f"{name}: no such folder; give a drafter's folder or a hub repository owner/name.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.bin"]
+            )
+        )
+    except Exception as error:  # the library raises a dozen types for "cannot download"
+        raise CheckpointError(
+            f"{name}: no such folder, and the hub repository cannot be downloaded ({error})."
+        ) from error
 
 
 def _check_size(arm: str, folder: Path, size: int, embedding: torch.Tensor) -> None:
@@ -62,18 +101,24 @@ def _check_size(arm: str, folder: Path, size: int, embedding: torch.Tensor) -> N
         )
 
 
+def _id(name: Path) -> str:
+    return name.name if name.is_dir() else str(name)
+
+
 def describe(config: PoolConfig) -> dict[str, dict]:
     """What the manifest says of every drafter: kind, settings, hash of the weights."""
 
     def weights(folder: Path) -> str:
         files = sorted(
-            p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json") and p.name != "training.json"
+            p
+            for p in locate(folder).iterdir()
+            if p.suffix in (".safetensors", ".bin", ".json") and p.name != "training.json"
         )
         return hashlib.sha256("".join(sha256_of(p) for p in files).encode()).hexdigest()
 
     return {
-        "dflash": {"id": config.dflash.name, "kind": "block diffusion, one pass", "sha256": weights(config.dflash)},
-        "eagle": {"id": config.eagle.name, "kind": "EAGLE-3 head, greedy chain", "sha256": weights(config.eagle)},
+        "dflash": {"id": _id(config.dflash), "kind": "block diffusion, one pass", "sha256": weights(config.dflash)},
+        "eagle": {"id": _id(config.eagle), "kind": "EAGLE-3 head, greedy chain", "sha256": weights(config.eagle)},
         "ngram": {
             "kind": "longest suffix, most recent occurrence",
             "n_min": config.ngram.n_min,

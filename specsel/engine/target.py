@@ -95,13 +95,13 @@ def _dequantize(gguf: Path, folder: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class Target:
     """A loaded target: ``model`` in evaluation mode, its ``tokenizer``, the stop ids, and the Hugging Face indices of
-    its three taps."""
+    its taps (those of EAGLE-3 until a pool asks for others)."""
 
     name: str
     model: torch.nn.Module
     tokenizer: object
     eos_ids: tuple[int, ...]
-    taps: tuple[int, int, int]
+    taps: tuple[int, ...]
     sha256: str
 
     @property

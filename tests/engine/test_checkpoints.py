@@ -4,14 +4,19 @@ loader."""
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+from conftest import make_eagle, randomise
 from safetensors.torch import save_file
 
-from specsel.engine.dflash import DFlashConfig, DFlashModel, load_model
+from specsel.engine.decode import Decoder, always
+from specsel.engine.dflash import DFlash, DFlashConfig, DFlashModel, load_model
 from specsel.engine.eagle import EagleConfig, load_head
 from specsel.engine.layers import CheckpointError, read_folder
+from specsel.engine.pool import PoolConfig, load_pool, locate
+from specsel.engine.target import Features
 
 H, INNER, HEADS, KV, V, VD = 16, 24, 4, 2, 30, 12
 
@@ -230,3 +235,43 @@ def test_drafter_modules_use_the_published_names():
         )
     )
     assert set(model.state_dict()) == set(dflash_tensors())
+
+
+def save_drafters(folder, target):
+    """An EAGLE-3 head with the usual three taps and a block drafter with five others, for the tiny target."""
+    eagle = make_eagle(target)
+    write(folder / "eagle", asdict(eagle.head.config), eagle.head.state_dict())
+    layer_ids = (0, 2, 3, 5, 6)
+    model = randomise(DFlashModel(DFlashConfig(32, 48, 2, 4, 2, 5, layer_ids, 8, mask_token_id=5)), seed=2)
+    write(folder / "dflash", asdict(model.config), model.state_dict())
+    return PoolConfig(folder / "eagle", folder / "dflash"), model
+
+
+def test_drafters_with_different_taps_read_one_pass_of_the_target(tmp_path, target):
+    """The features hold the union of the taps; each drafter drafts as if they were its own alone."""
+    config, model = save_drafters(tmp_path, target)
+    wide, pool = load_pool(target, config)
+    assert wide.taps == (1, 2, 3, 4, 5, 6, 7)
+    tokens = [3, 9, 4, 9, 4, 7, 8, 9]
+    _, taps, _ = Features(wide)(torch.tensor(tokens[:-1]))
+    _, narrow, _ = Features(replace(target, taps=model.config.taps))(torch.tensor(tokens[:-1]))
+    alone = DFlash(model, target.model.model.embed_tokens.weight, target.model.lm_head.weight)
+    assert pool["dflash"].propose_all(tokens, 4, taps, 4).tokens.tolist() == (
+        alone.propose_all(tokens, 4, narrow, 4).tokens.tolist()
+    )
+    decoded = {arm: Decoder(Features(wide), pool).run(tokens[:4], always(arm), max_new=12).output for arm in pool}
+    assert len({tuple(output) for output in decoded.values()}) == 1
+
+
+def test_a_drafter_that_reads_a_layer_the_target_has_not_is_refused(tmp_path, target):
+    config, _ = save_drafters(tmp_path, target)
+    written = json.loads((tmp_path / "dflash" / "config.json").read_text())
+    (tmp_path / "dflash" / "config.json").write_text(json.dumps(written | {"target_layer_ids": [0, 2, 3, 5, 9]}))
+    with pytest.raises(CheckpointError, match="hidden state 10"):
+        load_pool(target, config)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "no/such/folder"])
+def test_a_drafter_that_is_neither_a_folder_nor_a_repository_is_named(name):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        locate(name)

@@ -45,7 +45,8 @@ pytestmark = [
 def real():
     target = load_target()
     config = PoolConfig(eagle=ROOT / "data/drafters/eagle", dflash=ROOT / "data/drafters/dflash")
-    return target, Features(target), load_pool(target, config)
+    target, pool = load_pool(target, config)
+    return target, Features(target), pool
 
 
 @pytest.fixture(scope="module")
