@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from specsel.engine.generate import BatchedTarget, Generation, generate, is_looping
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts
-from specsel.engine.target import Features, Target
+from specsel.engine.target import Features, Target, dtype_name
 from specsel.log import SpecselError
 
 SHARD_PROMPTS = 512
@@ -53,6 +53,7 @@ def build(
     Returns the counts over all shards and what the precision changed, also written to ``data.json``. Raises DataError
     when the prompts run out.
     """
+    dtype = dtype_name(dtype)
     out.mkdir(parents=True, exist_ok=True)
     queue = [(p, encode(target.tokenizer, p)) for p in interleave(prompts)]
     queue = [(p, ids) for p, ids in queue if len(ids) <= MAX_PROMPT]

@@ -119,6 +119,18 @@ def tap_indices(n_layers: int) -> tuple[int, int, int]:
     return 2, n_layers // 2, n_layers - 3
 
 
+def dtype_name(name: str) -> str:
+    """torch's name of a precision, from it or a short form; raises TargetError for another word.
+
+    >>> dtype_name("bf16"), dtype_name("float32")
+    ('bfloat16', 'float32')
+    """
+    full = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(name, name)
+    if full not in ("float32", "bfloat16", "float16"):
+        raise TargetError(f"'{name}' is no precision; use float32, bfloat16 or float16.")
+    return full
+
+
 def load_target(
     name: str = EMBEDDED, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None
 ) -> Target:
@@ -132,6 +144,7 @@ def load_target(
     source = str(home() / "targets" / EMBEDDED) if name == EMBEDDED else name
     if name == EMBEDDED and not Path(source, "model.safetensors").is_file():
         raise TargetError("the embedded target is not here yet. Run `specsel fetch` once.")
+    dtype = dtype_name(dtype)
     config = AutoConfig.from_pretrained(source, revision=revision)
     check_rollback(config)
     check_memory(config, dtype, device)
