@@ -60,7 +60,9 @@ class TrainConfig:
     draft_len: int = 9
     draft_steps: int = 4  # EAGLE-3: steps of the training-time test
     layers: int = 3  # DFlash: decoder layers
-    anchors: int = 40  # DFlash: anchors per answer, drawn anew each time
+    anchors: int = 32  # DFlash: anchors per answer, drawn anew each time
+    short_block: int = 0  # DFlash: block size of the first part of the training, 0 = the whole block throughout
+    short_until: float = 0.7  # DFlash: share of the steps with short blocks; more of them, for the same rows
     slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
     gamma: float = 5.0
     eval_every: int = 250
@@ -154,7 +156,7 @@ def eagle_states(head: EagleHead, batch: list[Example], embedding: Tensor, steps
 
 
 def eagle_loss(
-    head: EagleHead, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig, _: torch.Generator
+    head: EagleHead, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig
 ) -> Tensor:
     """Cross-entropy against soft targets over the steps of the training-time test, step j weighted by DECAY ** j."""
     targets = [soft_targets(e, inverse) for e in batch]
@@ -193,10 +195,11 @@ def dflash_loss(
     config: TrainConfig,
     generator: torch.Generator,
     head: Tensor,
+    size: int,
 ) -> Tensor:
-    """Weighted loss of all slots of randomly drawn blocks; slots past the end or outside the draft vocabulary weigh
-    nothing."""
-    size = model.config.block_size
+    """Weighted loss of all slots of randomly drawn blocks of ``size`` tokens, the anchor included; slots past the end
+    or outside the draft vocabulary weigh nothing."""
+    count = config.anchors * model.config.block_size // size
     lengths = [len(e.taps) for e in batch]
     keys, values = model.inject(
         torch.cat([e.taps for e in batch]).to(model.fc.weight.dtype),
@@ -206,7 +209,7 @@ def dflash_loss(
     contexts, anchors, starts, labels, row, first = [], [], [], [], 0, 0
     targets = [torch.cat(part) for part in zip(*(soft_targets(e, inverse) for e in batch), strict=True)]
     for i, e in enumerate(batch):
-        t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[: config.anchors]
+        t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[:count]
         contexts.append(
             (slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device)))
         )
@@ -215,7 +218,7 @@ def dflash_loss(
         anchors.append(e.tokens[t])
         starts.append(t)
         row, first = row + len(t), first + len(e.lse)
-    z = model.blocks(F.embedding(torch.cat(anchors), embedding), model.mask_embedding)
+    z = model.blocks(F.embedding(torch.cat(anchors), embedding), model.mask_embedding)[:, :size]
     states = model(z, torch.cat(starts).to(embedding.device), contexts)[:, 1:]
     label = torch.cat(labels)  # row of ``targets`` that judges each slot, -1 past the end
     ids, p, mask = targets
@@ -395,6 +398,16 @@ def rate_factor(step: int, config: TrainConfig) -> float:
     return min(1.0, (step + 1) / warm, (config.steps - step) / cool)
 
 
+def block_size(step: int, config: TrainConfig) -> int:
+    """Block size, anchor included, that DFlash is trained with at a step.
+
+    >>> [block_size(step, TrainConfig(steps=10, short_block=5, short_until=0.5)) for step in (4, 5)]
+    [5, 10]
+    """
+    short = config.short_block and step < config.short_until * config.steps
+    return config.short_block if short else config.draft_len + 1
+
+
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """The optimisers of a recipe: Muon (orthogonalised momentum, its update scaled to AdamW's size) for the matrices
     between input and head, AdamW for vectors and heads; or AdamW for everything."""
@@ -426,7 +439,6 @@ def train_drafter(
     embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
-    loss_of = eagle_loss if kind == "eagle" else lambda *args: dflash_loss(*args, sliced)
     optimizers = make_optimizers(model, config)
     log = {
         "kind": kind,
@@ -452,7 +464,11 @@ def train_drafter(
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         model.train()
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            loss = loss_of(model, batch, embedding, inverse, config, generator)
+            if kind == "eagle":
+                loss = eagle_loss(model, batch, embedding, inverse, config)
+            else:
+                size = block_size(step, config)
+                loss = dflash_loss(model, batch, embedding, inverse, config, generator, sliced, size)
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip)

@@ -124,6 +124,7 @@ def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(t
         ("eagle", {"start": "random"}),
         ("dflash", {"loss": "hard", "slots": "pace"}),
         ("dflash", {"start": "random"}),
+        ("dflash", {"short_block": 3}),
     ],
 )
 def test_every_variant_of_the_recipe_learns(target, answers, tmp_path, kind, changes):
