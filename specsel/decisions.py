@@ -41,14 +41,9 @@ class Feedback:
         return np.maximum(self.emitted - 1, 0) / max(self.view.draft_len, 1)
 
     @property
-    def own(self) -> np.ndarray:
-        """(n,) int, emitted - 1 of the arms that drafted, 0..L."""
-        return self.emitted[np.arange(len(self.arms)), self.arms] - 1
-
-    @property
     def own_reward(self) -> np.ndarray:
         """(n,) reward of the arms that drafted, 0..1."""
-        return self.own / max(self.view.draft_len, 1)
+        return (self.emitted[np.arange(len(self.arms)), self.arms] - 1) / max(self.view.draft_len, 1)
 
 
 class Policy:

@@ -67,7 +67,7 @@ class FollowTheLeader(Policy):
 
 
 class CountingPolicy(IndexPolicy):
-    """Pulls and sums of emitted - 1 of the chosen arms: whole numbers, so that equal means are exact ties."""
+    """Pulls and sums of rewards of the chosen arms."""
 
     __slots__ = ()
     sees: ClassVar[str] = "chosen arm"
@@ -77,7 +77,7 @@ class CountingPolicy(IndexPolicy):
 
     def update(self, state: State, feedback: Feedback) -> None:
         bump(state["pulls"], feedback.arms, 1)
-        bump(state["sum"], feedback.arms, feedback.own)
+        bump(state["sum"], feedback.arms, feedback.own_reward)
 
     def index(self, state: State, view: View) -> np.ndarray:
         """(n, K) mean + bonus; infinite for an arm without a pull."""
@@ -87,7 +87,7 @@ class CountingPolicy(IndexPolicy):
 
     def mean(self, state: State, view: View) -> np.ndarray:
         """(n, K) mean reward."""
-        return state["sum"] / (state["pulls"] * max(view.draft_len, 1))
+        return state["sum"] / state["pulls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class SlidingWindowUCB(CountingPolicy):
     def update(self, state: State, feedback: Feedback) -> None:
         rows = np.arange(len(feedback.arms))
         slot = state["next"] % self.window
-        state["arm"][rows, slot], state["reward"][rows, slot] = feedback.arms, feedback.own
+        state["arm"][rows, slot], state["reward"][rows, slot] = feedback.arms, feedback.own_reward
         state["next"] += 1
         for arm in range(state["pulls"].shape[1]):  # recounted, so that sums do not drift
             inside = state["arm"] == arm
@@ -159,17 +159,12 @@ class SlidingWindowUCB(CountingPolicy):
 class UCBSpecPaper(CountingPolicy):
     """UCBSpec as printed: mean emitted + (L/2) sqrt((1+n)/n^2 (1 + 2 ln(K t^2 sqrt(1+n) / delta))).
 
-    L is the cap over all arms. The mean is 1 + L times a mean of fractions: with many ties, rounding moves the third
-    decimal of the table in policies.md, section 7, and this order of operations reproduces it.
+    L is the cap over all arms.
     """
 
     source: ClassVar[str] = "BanditSpec, arXiv 2505.15141 (ICML 2025); delta of the experiments is not reported"
     delta: float = 0.5
     scale: float = 1.0  # multiplies the radius; 1 in the paper
-
-    def update(self, state: State, feedback: Feedback) -> None:
-        bump(state["pulls"], feedback.arms, 1)
-        bump(state["sum"], feedback.arms, feedback.own_reward)
 
     def mean(self, state: State, view: View) -> np.ndarray:
         return state["sum"] / state["pulls"] * view.draft_len + 1
@@ -182,7 +177,10 @@ class UCBSpecPaper(CountingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class UCBSpecReleased(CountingPolicy):
-    """UCBSpec as in the released code, for drafter arms: ``passes`` over all arms, then greedy on the mean."""
+    """UCBSpec as in the released code, for drafter arms: ``passes`` over all arms, then greedy on the mean.
+
+    The mean is that of emitted tokens: whole numbers, so that equal means are exact ties.
+    """
 
     source: ClassVar[str] = "code of BanditSpec, whose bonus is equal for all arms; our drafter-arm analogue"
     passes: int = 2
@@ -191,6 +189,10 @@ class UCBSpecReleased(CountingPolicy):
         rounds = state["pulls"].sum(axis=1).astype(int)
         greedy = IndexPolicy.choose(self, state, view, uniforms)
         return np.where(rounds < self.passes * view.n_arms, rounds % view.n_arms, greedy)
+
+    def update(self, state: State, feedback: Feedback) -> None:
+        bump(state["pulls"], feedback.arms, 1)
+        bump(state["sum"], feedback.arms, feedback.emitted[np.arange(len(feedback.arms)), feedback.arms])
 
     def bonus(self, pulls: np.ndarray, view: View) -> float:
         return 0.0
@@ -252,7 +254,8 @@ class EXP3Spec(SampledPolicy):
 
     def probabilities(self, state: State, view: View) -> np.ndarray:
         rate = self.scale * np.sqrt(np.log(view.n_arms) / (state["round"] * view.n_arms))
-        return softmax(-rate * state["loss"])
+        lag = state["loss"] - state["loss"].min(axis=1, keepdims=True)  # exact where losses are large and close
+        return softmax(-rate * lag)
 
     def update(self, state: State, feedback: Feedback) -> None:
         p = self.probabilities(state, feedback.view)[np.arange(len(feedback.arms)), feedback.arms]
