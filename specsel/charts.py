@@ -302,8 +302,12 @@ def spread_chart(table: pd.DataFrame) -> alt.LayerChart:
 READOUT = "'capture ' + format(datum.capture, '.1%') + ' at redraft rate ' + format(datum.redraft_rate, '.1%')"
 
 
-def frontier_chart(table: pd.DataFrame, *, threshold: float = 0.5, scope: str = "all") -> alt.LayerChart:
-    """Capture against redraft rate with band (of one scope), diagonal and a threshold slider; `selector.frontier`."""
+def frontier_chart(table: pd.DataFrame, *, threshold: float = 0.5, scope: str = "all",
+                   operating: pd.DataFrame | None = None) -> alt.LayerChart:
+    """Capture against redraft rate with band (of one scope), diagonal and a threshold slider; `selector.frontier`.
+
+    operating: the points at the thresholds chosen without the workload; columns scope, redraft_rate, capture.
+    """
     kept, note = rows_of(table, ["redraft_rate", "capture"])
     order = _order(kept, "scope")
     colour, shape, dash = _looks("scope", order)
@@ -322,10 +326,38 @@ def frontier_chart(table: pd.DataFrame, *, threshold: float = 0.5, scope: str = 
               here.mark_point(size=90, filled=True).encode(x=x, y=y, color=colour, shape=shape, tooltip=tips),
               readout.mark_text(align="left", baseline="top", color=INK, fontSize=12).encode(
                   x=alt.value(8), y=alt.value(8), text="words:N"))
+    chosen = ""
+    if operating is not None:
+        points, _ = rows_of(operating, ["redraft_rate", "capture"])
+        layers += (alt.Chart(data(points)).mark_point(size=260, shape="cross", strokeWidth=2.5).encode(
+            x=x, y=y, color=colour, tooltip=_tips(["scope"], ["redraft_rate", "capture"])),)
+        chosen = f" Large crosses mark the operating points: {say(points, ['scope'], 'capture')}."
     at = say(kept[(kept["threshold"] - threshold).abs() < 0.0051], ["scope"], "capture")
     words = ("Capture against redraft rate over all thresholds; the dashed diagonal is random redrafting. "
-             f"At threshold {threshold:.2f}, capture by scope: {at}.")
+             f"At threshold {threshold:.2f}, capture by scope: {at}.{chosen}")
     return _finish(alt.layer(*layers).add_params(tau), "The threshold frontier", words, note, 320)
+
+
+def quality_chart(table: pd.DataFrame, *, title: str, axis: str, reference: float, percent: bool = False,
+                  series: str = "drafter") -> alt.LayerChart:
+    """A quantity against the block efficiency of a drafter, a point with its interval per checkpoint; `quality.points`.
+
+    Columns: efficiency, value, low, high, checkpoint, and the one that `series` names.
+    """
+    kept, note = rows_of(table, ["efficiency", "value"])
+    base, (colour, shape, dash) = alt.Chart(data(kept)), _looks(series, _order(kept, series))
+    x = alt.X("efficiency:Q", title="block efficiency of the drafter, tokens per block", scale=alt.Scale(zero=False))
+    form = ".0%" if percent else ".3~f"
+    y, low = (alt.Y(f"{n}:Q", title=axis, axis=alt.Axis(format=form), scale=alt.Scale(zero=False))
+              for n in ("value", "low"))
+    dot = {"shape": shape, "tooltip": _tips([series, "checkpoint"], ["efficiency", "value", "low", "high"])}
+    layers = (_dashed({"at": [float(reference)]}, y="at:Q"),
+              base.mark_rule(strokeWidth=2).encode(x=x, y=low, y2="high:Q", color=colour),
+              base.mark_line().encode(x=x, y=y, color=colour, strokeDash=dash),
+              base.mark_point(size=80, filled=True, opacity=1).encode(x=x, y=y, color=colour, **dot))
+    values = say(kept, [series, "checkpoint"], "value")
+    words = f"{title}. {axis} against block efficiency, with 95 % intervals. {values}."
+    return _finish(alt.layer(*layers), title, words, note, 280)
 
 
 SPEED = "(1 + datum.capture * datum.gap) * (1 + datum.rho) / (1 + datum.rho + datum.rate * (datum.rho + alpha))"

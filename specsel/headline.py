@@ -33,7 +33,8 @@ from specsel.selector import THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, le
 from specsel.statistics import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
-UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "break_even_rho": "ratio",
+UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "redraft_speed": "ratio",
+         "break_even_rho": "ratio",
          "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
          "block_efficiency": "tokens/block", "mean_accepted": "tokens/block",
          "workload_oracle_efficiency": "tokens/block",
@@ -191,6 +192,12 @@ def _fitted(blocks: BlockLog, table: LowoTable) -> list[int]:
     return np.unique(blocks.workload[table.fitted]).tolist()
 
 
+def _scopes(blocks: BlockLog, table: LowoTable) -> dict[str, list[int]]:
+    """Ends of claim names and what they are about: all workloads that have a selector, and each of them alone."""
+    fitted = _fitted(blocks, table)
+    return {"": fitted} | {f":{blocks.workloads[w]}": [w] for w in fitted}
+
+
 def _break_even_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
     """The published model with measured gap, capture and rate: break-even rho, largest alpha, the table over rho."""
     whole = frontier_sums(blocks, np.zeros(blocks.n_blocks), (0.0,))
@@ -246,8 +253,9 @@ def _replay_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None
     if not table.fitted.any():
         return made.add("redraft_replay_gain", None, "run_plan", reason="undefined: not fitted for any workload")
     run = run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft")
-    made.queue({"redraft_replay_gain": lambda s: ratio(s[..., 1], s[..., 0]) - 1},
-               np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1), "run_plan", within=_fitted(blocks, table))
+    for scope, within in _scopes(blocks, table).items():
+        made.queue({f"redraft_replay_gain{scope}": lambda s: ratio(s[..., 1], s[..., 0]) - 1},
+                   np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1), "run_plan", within=within)
 
 
 def _best_fixed(sums: np.ndarray, n_arms: int) -> np.ndarray:
@@ -286,6 +294,9 @@ def _cost_claims(made: _Collector, blocks: BlockLog, table: LowoTable, costs: Co
     runs = {"plain decoding": plain_decoding(log, costs),
             **{name: run_plan(log, plan, name=name, costs=costs) for name, plan in plans.items()}}
     base = runs[f"always {blocks.path_arm}"].time_s
-    for name, run in runs.items():
-        made.queue({f"speed:{name}": lambda s: ratio(s[..., 1], s[..., 0])}, np.stack([run.time_s, base], axis=1),
-                   "run_plan")
+    scopes = {f"speed:{name}": (run, None) for name, run in runs.items()}
+    scopes |= {f"redraft_speed{scope}": (runs["redraft"], within) for scope, within in _scopes(blocks, table).items()
+               if within}
+    for name, (run, within) in scopes.items():
+        made.queue({name: lambda s: ratio(s[..., 1], s[..., 0])}, np.stack([run.time_s, base], axis=1), "run_plan",
+                   within=within)

@@ -51,8 +51,7 @@ class LowoRow:
     reason: str  # why not, or ""
     requests: int
     blocks: int
-    estimates: Mapping[str,
-                       Estimate]  # oracle_gap, capture, redraft_rate, skill, token_gain over the workload's requests
+    estimates: Mapping[str, Estimate]  # oracle_gap, capture, redraft_rate, skill, token_gain over its requests
     p_holm: float | None  # two-sided p-value of skill = 1, adjusted for all fitted workloads
     verdict: Verdict
 
@@ -76,6 +75,12 @@ class LowoTable:
             "blocks": row.blocks, "verdict": row.verdict, "p_holm": row.p_holm, **{
                 key + tail: getattr(estimate, part) for key, estimate in row.estimates.items()
                 for tail, part in (("", "value"), ("_low", "low"), ("_high", "high"))}} for row in self.rows])
+
+    def operating_points(self) -> pd.DataFrame:
+        """Where the chosen thresholds lie on the frontier: scope (all and every workload), redraft_rate, capture."""
+        scopes = {"all": self.pooled, **{row.workload: row.estimates for row in self.rows}}
+        return pd.DataFrame([{"scope": scope, "redraft_rate": e["redraft_rate"].value, "capture": e["capture"].value}
+                             for scope, e in scopes.items()])
 
     def redraft_at(self, log: PositionLog) -> np.ndarray:
         """(N,) decisions at every position of the log, by the selector that has not seen the position's workload."""

@@ -196,6 +196,16 @@ def gains(claims: Claims, *names: str) -> pd.DataFrame:
     )
 
 
+def side_by_side(claims: Claims, **patterns: str) -> pd.DataFrame:
+    """Claims of one key seen in several ways, for a dot chart: name, view (the keyword), value, low, high."""
+    rows = [(view, claim.name.partition(":")[2], claim) for view, pattern in patterns.items()
+            for claim in pick(claims, pattern)]
+    keys = list(dict.fromkeys(key for _, key, _ in rows))
+    return pd.DataFrame([{"name": f"{key}, {view}", "view": view, "value": c.value, "low": c.low, "high": c.high}
+                         for view, key, c in sorted(rows, key=lambda row: keys.index(row[1]))],
+                        columns=["name", "view", "value", "low", "high"])
+
+
 def name_policies(table: pd.DataFrame) -> pd.DataFrame:
     """The table of `tuning.compare` with one name per row (policy, feedback, state) and its kind: hindsight, no
     context, context.
@@ -223,14 +233,16 @@ def honest(named: pd.DataFrame) -> pd.DataFrame:
 
 
 def decision_claims(decisions: pd.DataFrame, *, label: str, n: int, n_resamples: int) -> None:
-    """Claims gain:POLICY and, where timed, speed:POLICY and tokens_per_s:POLICY, from the table of
-    `routing.decision_table`.
+    """Claims gain:POLICY, drafts_per_block:POLICY and, where timed, speed:POLICY and tokens_per_s:POLICY.
+
+    From the table of `routing.decision_table`.
     """
     for name, unit in (
         ("block_efficiency", "tokens/block"),
         ("gain", "fraction"),
         ("speed", "ratio"),
         ("tokens_per_s", "tokens/s"),
+        ("drafts_per_block", "ratio"),
     ):
         if name in decisions:
             publish_rows(

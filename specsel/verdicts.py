@@ -22,6 +22,7 @@ from specsel.tables import CONTEXT_SETTING, Claims, pick
 SOURCE = "the original study, measured there"
 MATERIAL = 0.02  # a gain whose upper limit is below this is called too small to matter
 SIGNIFICANT = 0.05
+TOLERANCE = 0.02  # of a coverage: 93 to 97 % is as good as 95 %
 ROUNDING = 1e-9  # differences below this are rounding, not gains
 TIE = 0.01  # logits; a difference between engine and replay at a smaller margin is a tie of rounding
 
@@ -38,7 +39,7 @@ def listed(words: Iterable[object]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]])) or "none"
 
 
-def _grouped(verdicts: Mapping[str, str]) -> dict[str, list[str]]:
+def grouped(verdicts: Mapping[str, str]) -> dict[str, list[str]]:
     """Verdict -> keys that have it, in order of first appearance."""
     groups: dict[str, list[str]] = {}
     for key, words in verdicts.items():
@@ -46,7 +47,17 @@ def _grouped(verdicts: Mapping[str, str]) -> dict[str, list[str]]:
     return groups
 
 
-def _keyed(claims: Claims, pattern: str) -> dict[str, object]:
+def sentence(parts: Iterable[str]) -> str:
+    """Parts as one sentence, or "" where there are none.
+
+    >>> sentence(["one thing", "another"])
+    'One thing; another.'
+    """
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def keyed(claims: Claims, pattern: str) -> dict[str, object]:
     """Last key -> value of the claims of a pattern."""
     return {claim.name.split(":")[-1]: claim.value for claim in pick(claims, pattern)}
 
@@ -65,7 +76,7 @@ def ranking(claims: Claims) -> str:
     >>> ranking([make_claim(f"best_arm:{w}", a, label="SIM") for w, a in (("code", "a"), ("chat", "b"))])
     'The best arm depends on the workload: a on code; b on chat.'
     """
-    groups = _grouped(_keyed(claims, "best_arm:*"))
+    groups = grouped(keyed(claims, "best_arm:*"))
     if len(groups) == 1:
         return f"One arm, {next(iter(groups))}, is the best on every workload."
     return (
@@ -100,7 +111,7 @@ def subset_ranking(claims: Claims) -> str:
     for claim in pick(claims, "subset:*:*"):
         _, subset, arm = claim.name.split(":")
         best[subset] = max(best.get(subset, (0.0, "")), (claim.value or 0.0, arm), key=lambda entry: entry[0])
-    groups = _grouped({subset: arm for subset, (_, arm) in best.items()})
+    groups = grouped({subset: arm for subset, (_, arm) in best.items()})
     if len(groups) == 1:
         return f"{next(iter(groups))} is the best arm on every subset."
     return "The best arm changes: " + "; ".join(f"{arm} on {listed(where)}" for arm, where in groups.items()) + "."
@@ -182,24 +193,19 @@ def selector_summary(claims: Claims) -> str:
         "no measurable benefit": "has no measurable benefit",
         "worse than random": "is worse than random",
     }
-    found = {key: words.get(str(value), "could not be fitted") for key, value in _keyed(claims, "verdict:*").items()}
-    return "The selector " + "; it ".join(f"{what} on {listed(where)}" for what, where in _grouped(found).items()) + "."
+    found = {key: words.get(str(value), "could not be fitted") for key, value in keyed(claims, "verdict:*").items()}
+    return "The selector " + "; it ".join(f"{what} on {listed(where)}" for what, where in grouped(found).items()) + "."
 
 
 def coverage(study: pd.DataFrame, level: float = 0.95) -> str:
-    """Do the intervals cover, and what does resampling blocks cost? The table of `coverage.coverage_study`."""
+    """Do the intervals cover, and what does resampling blocks cost? The table of `coverage.read_study`."""
     words = []
-    for unit, rows in study.groupby("unit", sort=False):
-        below = rows[rows["high"] < level]
-        words.append(
-            f"Intervals from resampled {unit} "
-            + (
-                f"miss the truth too often ({listed(below['quantity'])})"
-                if len(below)
-                else "hold the truth as often as they say"
-            )
-        )
-    return "; ".join(words).replace("; I", "; i") + "."
+    for (size, unit), rows in study.groupby(["requests", "unit"], sort=False):
+        below = rows[rows["coverage"] < level - TOLERANCE]
+        found = f"misses the truth too often ({listed(below['quantity'])})" if len(below) else (
+            "holds the truth as often as it says")
+        words.append(f"with {size} requests per workload, resampling {unit} {found}")
+    return sentence(words)
 
 
 def price(claims: Claims) -> str:
@@ -307,7 +313,7 @@ def judge(ours: Claim | None, theirs: Claim) -> str:
 def replication(rows: Sequence[Row]) -> dict[str, str]:
     """Computed sentences about what carries over: gap, headroom, capture, verdicts, price."""
     words = {theirs.name: verdict for theirs, _, verdict in rows}
-    verdicts = _grouped(
+    verdicts = grouped(
         {name.partition(":")[2]: verdict for name, verdict in words.items() if name.startswith("verdict:")}
     )
     relation = {

@@ -38,6 +38,8 @@ ORDER = (
     "overview",
     "tables",
     "verdicts",
+    "why",
+    "quality",
     "charts",
     "staging",
     "pages",

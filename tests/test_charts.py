@@ -60,6 +60,8 @@ CHARTS = {
                                           across="workload", part="best", value="blocks", title="C", axis="share"),
     "spread": lambda: ch.spread_chart(spread_table()),
     "frontier": lambda: ch.frontier_chart(frontier_table(), threshold=0.4),
+    "quality": lambda: ch.quality_chart(table(("drafter", ARMS), ("checkpoint", ("early", "late"))).assign(
+        efficiency=[1.0, 2.0] * 3), title="Q", axis="skill", reference=1.0),
     "breakeven": lambda: ch.break_even_chart(0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3),
                                              gap_limits=(0.12, 0.14)),
 }
@@ -91,7 +93,7 @@ def test_intervals_are_drawn(name):
     assert spans, "no mark spans from low to high"
 
 
-@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "policies", "frontier"])
+@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "policies", "frontier", "quality"])
 def test_series_differ_by_shape_or_dash_and_not_by_colour_alone(name):
     channels = {channel for layer in CHARTS[name]().to_dict()["layer"] for channel in layer["encoding"]}
     assert "color" in channels and channels & {"shape", "strokeDash"}
@@ -102,6 +104,13 @@ def test_text_has_an_explicit_colour(name):
     for layer in CHARTS[name]().to_dict()["layer"]:
         if layer["mark"]["type"] == "text":
             assert "color" in layer["mark"] or "color" in layer["encoding"]
+
+
+def test_operating_points_are_marked_on_the_frontier():
+    points = pd.DataFrame({"scope": ["all", "a"], "redraft_rate": [0.3, None], "capture": [0.5, None]})
+    spec = ch.frontier_chart(frontier_table(), operating=points).to_dict()
+    assert any(rows == [{"scope": "all", "redraft_rate": 0.3, "capture": 0.5}] for rows in spec["datasets"].values())
+    assert "operating points: all: 0.5" in spec["description"]
 
 
 def test_missing_values_are_left_out_and_said_so():

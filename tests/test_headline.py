@@ -12,6 +12,7 @@ from specsel.headline import headline, to_json
 from specsel.log import block_view, read_log
 from specsel.redraft import dominant_blocks
 from specsel.replay import fixed, headroom, oracle_block, oracle_dp, oracle_fixed, oracle_request, oracle_workload
+from specsel.routing import redraft_plan, run_plan
 from specsel.selector import frontier, leave_one_workload_out
 from specsel.simulation import Model, simulate_positions
 
@@ -89,6 +90,18 @@ def test_selector_figures_agree_with_the_lowo_table(log, found):
     assert [found[f"threshold:{row.workload}"].value for row in table.rows] == [row.selector.threshold
         for row in table.rows]
     assert found["token_gain"].value == pytest.approx(found["capture"].value * found["oracle_gap"].value)
+
+
+def test_the_selector_as_a_policy_stands_beside_the_block_view(log, found):
+    """Block efficiency on each held-out workload, over the dominant arm alone; one workload's gain is no other's."""
+    blocks = dominant_blocks(log)
+    table = leave_one_workload_out(blocks, rng=np.random.default_rng(7), n_resamples=10)
+    dominant = log.arms.index(blocks.path_arm)
+    run = run_plan(log, redraft_plan(log, dominant, table.redraft_at(log)), name="redraft")
+    for w, name in enumerate(log.workloads):
+        mine = log.workload == w
+        gain = fixed(log, dominant).blocks[mine].sum() / run.blocks[mine].sum() - 1
+        assert found[f"redraft_replay_gain:{name}"].value == pytest.approx(gain)
 
 
 def test_break_even_figures_follow_from_gap_capture_and_rate(log, found):
@@ -174,6 +187,7 @@ def test_costs_add_measured_rho_and_modelled_speeds(log):
     assert found["rho:eagle"].value == pytest.approx(0.1) and found["alpha_union"].value == pytest.approx(0.0)
     base = fixed(log, log.arms.index(found["dominant"].value)).blocks.sum()
     assert found["speed:always dflash"].value == pytest.approx(base / fixed(log, 0).blocks.sum())
+    assert found["redraft_speed"].value == found["speed:redraft"].value and found["redraft_speed:code"].headline
     assert found["speed:plain decoding"].value == pytest.approx(0.11 * base / (0.1 * log.n_positions))
     assert found[f"speed:always {found['dominant'].value}"].value == 1 and found["speed:redraft"].low < found[
         "speed:redraft"].high

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +18,18 @@ from specsel.simulation import Model, simulate_positions
 ROOT = Path(__file__).parent.parent
 CASES = Path(__file__).parent / "cases"
 NOTEBOOKS = list_notebooks(ROOT)
-TINY = {"n_resamples": 100, "policy_resamples": 100, "seeds": 2, "tuned": False, "corpora": 4}
+TINY = {"n_resamples": 100, "policy_resamples": 100, "seeds": 2, "tuned": False, "sweep": "no/such_*"}
 
 
 def cells(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in staging.read_notebook(path)["cells"] if cell["cell_type"] == kind]
 
 
-def simulated(folder: Path, seed: int = 0) -> Path:
+def simulated(folder: Path, seed: int = 0, **manifest) -> Path:
     """A run folder of 24 short requests."""
     model = Model(requests_per_workload=6, output_len=(20, 40), passage=((1.0, -0.5, 0.2, 0.8), (-1.2, 0.5, 0.2, -1.0)))
-    return write_log(folder, simulate_positions(model, rng=np.random.default_rng(seed)))
+    log = replace(simulate_positions(model, rng=np.random.default_rng(seed)), run=folder.name)
+    return write_log(folder, log, manifest)
 
 
 def notebook(folder: Path, *sources: str, tagged: bool = True, **metadata) -> Path:
@@ -49,7 +51,7 @@ def notebook(folder: Path, *sources: str, tagged: bool = True, **metadata) -> Pa
 
 
 def test_all_notebooks_are_in_the_table_of_contents():
-    assert [path.name for path in NOTEBOOKS] == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert sorted(NOTEBOOKS) == sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -191,12 +193,16 @@ def tiny(tmp_path_factory):
     """Every notebook, executed once on a small simulated log: folder of copies and claims."""
     work = tmp_path_factory.mktemp("tiny")
     run = simulated(work / "log")
+    for step in (0, 400):
+        quality = {"checkpoint": f"step {step}", "step": step}
+        simulated(work / f"sweep_{step}", seed=step + 1, drafters={"eagle": {"quality": quality}})
     (work / "run").mkdir()
+    given = TINY | {"run": str(run), "sweep": str(work / "sweep_*")}
     with kernel_environment(work):
         for path in NOTEBOOKS:
             known = staging.notebook_parameters(path)
             run_notebook(
-                path, work / "run" / path.name, {"run": str(run), **{k: v for k, v in TINY.items() if k in known}}, ROOT
+                path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, ROOT
             )
     return work
 

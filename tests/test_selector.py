@@ -183,6 +183,12 @@ def test_the_frontier_runs_from_everything_to_nothing_and_passes_the_operating_p
     assert here["redraft_rate"] == pytest.approx(row.estimates["redraft_rate"].value)
 
 
+def test_operating_points_are_those_of_the_table(table):
+    points = table.operating_points().set_index("scope")
+    assert points.loc["all", "capture"] == table.pooled["capture"].value
+    assert points.loc["code", "redraft_rate"] == table.rows[1].estimates["redraft_rate"].value
+
+
 def test_a_frontier_without_any_gain_is_empty():
     view = dominant_blocks(read_log(CASES / "all_tied.jsonl"))
     assert sl.frontier(view, np.full(view.n_blocks, 0.5), rng=np.random.default_rng(0)).empty

@@ -12,7 +12,6 @@ from scipy import stats
 
 from specsel import statistics
 from specsel.log import block_view, read_log
-from specsel.simulation import Model, simulate_positions, true_block_efficiency, true_oracle_gap
 from specsel.statistics import (
     bootstrap_many,
     bootstrap_requests,
@@ -95,68 +94,6 @@ def test_equal_rows_drawn_together_have_the_same_distribution(totals):
 
 
 # ---- calibration
-
-CORPORA, BAND = (
-    400,
-    range(368, 393),
-)  # about 2.75 binomial standard errors; seed, size and band fixed before the first run
-COVERAGE = Model(
-    arms=("a", "b"),
-    workloads=("u", "v", "w"),
-    logit=((0.6, 0.2), (0.9, 0.7), (0.1, 0.4)),
-    passage=((0.6, -0.6), (-0.6, 0.6)),
-    request_sd=0.8,
-    no_draft=(0.0, 0.1),
-    silent=(),
-    requests_per_workload=40,
-    output_len=(20, 40),
-)
-
-
-def corpora(statistic_of):
-    """Per corpus: rows (B, 2), their requests and the strata of the requests."""
-    draw = rng(20_261)
-    for _ in range(CORPORA):
-        log = simulate_positions(COVERAGE, rng=draw, with_stats=False)
-        view = block_view(log, 0)
-        yield statistic_of(view), view.request_of, log.workload
-
-
-def emitted_and_blocks(view):
-    return np.stack([view.emitted[:, 0], np.ones(view.n_blocks)], axis=1).astype(float)
-
-
-def best_and_dominant(view):
-    return np.stack([view.emitted.max(axis=1), view.emitted[:, 0]], axis=1).astype(float)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rows_of", "statistic", "truth"),
-    [
-        (emitted_and_blocks, pooled_ratio, true_block_efficiency(COVERAGE)[0]),
-        (best_and_dominant, gap, true_oracle_gap(COVERAGE, 0)),
-    ],
-    ids=["block_efficiency", "oracle_gap"],
-)
-def test_request_bootstrap_covers_the_truth_at_its_nominal_rate(rows_of, statistic, truth):
-    held, draw = 0, rng(1)
-    for rows, request_of, strata in corpora(rows_of):
-        found = bootstrap_requests(
-            statistic, request_sums(rows, request_of, len(strata)), strata=strata, rng=draw, n_resamples=2000
-        )
-        held += found.low <= truth <= found.high
-    assert held in BAND, f"{held} of {CORPORA} intervals hold the truth {truth}"
-
-
-@pytest.mark.slow
-def test_block_bootstrap_undercovers_correlated_blocks():
-    """Why the request is the resampling unit: resampling blocks misses the truth far more often than one time in 20."""
-    truth, held, draw = true_block_efficiency(COVERAGE)[0], 0, rng(1)
-    for rows, request_of, strata in corpora(emitted_and_blocks):
-        found = bootstrap_rows(pooled_ratio, rows, strata=strata[request_of], rng=draw, n_resamples=1000)
-        held += found.low <= truth <= found.high
-    assert held < BAND.start, f"{held} of {CORPORA} intervals hold the truth"
 
 
 def test_clustered_requests_give_the_exact_interval_and_blocks_a_narrower_one():

@@ -53,6 +53,12 @@ def test_two_keys_are_row_and_column():
     assert shown.iloc[1].tolist() == ["v", "1.500 [1.000, 2.000]", "1.500 [1.000, 2.000]"]
 
 
+def test_two_views_of_one_figure_stand_beside_each_other():
+    claims = [make_claim(f"{what}:{w}", estimate(1.5, 1.0, 2.0), label="SIM") for what in ("g", "r") for w in "uv"]
+    rows = tables.side_by_side(claims, blocks="g:*", exact="r:*")
+    assert rows["name"].tolist() == ["u, blocks", "u, exact", "v, blocks", "v, exact"] and (rows["low"] == 1).all()
+
+
 def test_a_table_shows_all_of_its_text():
     """Long sentences are not cut, an interval is not broken over two lines, markup in text is text."""
     sentence = "word " * 40 + "<end>"

@@ -47,3 +47,12 @@ def test_plain_decoding_is_named_when_it_is_faster():
                          {"policy": "redraft", "speed": 0.9, "speed_low": 0.8}])
     assert "plain decoding among them" in verdicts.speed(rows)
     assert "nothing is faster" in verdicts.speed(rows[1:])
+
+
+def test_coverage_is_judged_per_unit_and_size():
+    rows = [("gap", "requests", 40, 0.92), ("gap", "blocks", 40, 0.8), ("gap", "requests", 300, 0.935)]
+    study = pd.DataFrame(rows, columns=["quantity", "unit", "requests", "coverage"])
+    first, second, third = verdicts.coverage(study).split("; ")
+    assert first == "With 40 requests per workload, resampling requests misses the truth too often (gap)"
+    assert second.startswith("with 40 requests per workload, resampling blocks misses")
+    assert "as often as it says" in third
