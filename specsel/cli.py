@@ -193,10 +193,11 @@ def replay_command(run: Run, policy: PolicyName = None, selector: SelectorFile =
 
 
 def _replay_selector(log: Any, path: Path) -> Any:
+    from specsel.log import STATS
     from specsel.logistic import Selector
     from specsel.routing import redraft_plan, run_plan
 
-    loaded = Selector.load(path, arms=log.arms, draft_len=log.draft_len)
+    loaded = Selector.load(path, arms=log.arms, draft_len=log.draft_len, features=STATS)
     plan = redraft_plan(log, log.arms.index(loaded.dominant), loaded.redraft(log.stats))
     return run_plan(log, plan, name=f"selector:{path.name}")
 

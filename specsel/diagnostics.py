@@ -30,9 +30,12 @@ def coefficients(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int
 
     A resample moves the coefficients by one Newton step from the fit on all blocks, (curvature)^-1 x (change of the
     score), so that it costs a sum over requests and no refit. Columns: feature, coefficient, low, high, requests,
-    method. Raises NotFitted where nothing can be fitted.
+    method; no rows where nothing can be fitted.
     """
-    fitted = untuned(blocks, np.ones(blocks.n_blocks, dtype=bool), features)
+    try:
+        fitted = untuned(blocks, np.ones(blocks.n_blocks, dtype=bool), features)
+    except NotFitted:
+        return pd.DataFrame(columns=["feature", "coefficient", "low", "high", "requests", "method"])
     z = np.column_stack([fitted.standardised(blocks.stats), np.ones(blocks.n_blocks)])
     p = fitted.probability(blocks.stats)
     penalty = np.diag([1.0] * (z.shape[1] - 1) + [0.0])  # of the library's default, C = 1

@@ -163,6 +163,7 @@ def time_command(
 def race(
     run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again")],
     policy: Annotated[list[str] | None, typer.Option(help="policy to race; may be repeated")] = None,
+    selector: Annotated[Path | None, typer.Option(help="selector.json: race this redraft selector as well")] = None,
     requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
     prompts: Prompts = None,
     eagle: Eagle = None,
@@ -186,7 +187,7 @@ def race(
             pool,
             run,
             policies=tuple(policy or ()),
-            **_given(per_workload=requests, prompts=prompts),
+            **_given(per_workload=requests, prompts=prompts, selector=selector),
         )
     )
 

@@ -1,8 +1,8 @@
 """Selection against drafter quality: the same questions asked of logs collected with better and better drafters.
 
-A run folder is a point of the sweep when its manifest says how far an arm was trained:
-``drafters[ARM]["quality"] = {"checkpoint": "random" | "early" | "middle" | "final" | ..., "step": 400}``. Arms that are
-"final" are the background; a run in which every arm is final (or none says) is a point for its dominant arm.
+A run folder is a point of the sweep when its manifest says how far an arm was trained, in ``drafters[ARM]``:
+``"checkpoint"`` ("random", "early", "middle", "final", ...) and ``"step"``. Where an arm is not "final" or "best",
+those that are form the background. A run whose manifest names no checkpoint is a point for its dominant arm.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specsel.selector import leave_one_workload_out
 from specsel.statistics import Estimate, bootstrap_many, ratio
 from specsel.verdicts import listed, sentence
 
-FINAL = "final"
+FINAL = ("final", "best")  # names of the last checkpoint of a training
 AFTER = ("oracle_gap", "capture", "redraft_rate", "skill")  # asked after a draft of the swept drafter itself
 COLUMNS = ("run", "drafter", "checkpoint", "step", "efficiency", "quantity", "value", "low", "high", "n", "method")
 NO_SWEEP = "No quality sweep is among the runs of this book, so this stays open; the point shown is its own log."
@@ -32,11 +32,11 @@ def read_sweep(pattern: str) -> list[PositionLog]:
 
 def swept(log: PositionLog) -> dict[str, dict]:
     """Arm -> quality of the drafters that this run is about."""
-    said = {arm: log.manifest.get("drafters", {}).get(arm, {}).get("quality") for arm in log.arms}
-    known = {arm: quality for arm, quality in said.items() if quality}
-    unfinished = {arm: quality for arm, quality in known.items() if quality.get("checkpoint") != FINAL}
-    dominant = dominant_blocks(log).path_arm
-    return unfinished or {dominant: known.get(dominant, {"checkpoint": log.run, "step": None})}
+    said = {arm: log.manifest.get("drafters", {}).get(arm, {}) for arm in log.arms}
+    known = {arm: {"checkpoint": str(entry["checkpoint"]), "step": entry.get("step")}
+             for arm, entry in said.items() if entry.get("checkpoint")}
+    unfinished = {arm: quality for arm, quality in known.items() if quality["checkpoint"] not in FINAL}
+    return unfinished or known or {dominant_blocks(log).path_arm: {"checkpoint": log.run, "step": None}}
 
 
 def points(logs: Iterable[PositionLog], *, rng: np.random.Generator, n_resamples: int = 10_000) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def points(logs: Iterable[PositionLog], *, rng: np.random.Generator, n_resamples
         pool = _pool(log, rng, n_resamples)
         for arm, quality in swept(log).items():
             own = _drafter(log, log.arms.index(arm), rng, n_resamples)
-            point = (log.run, arm, str(quality["checkpoint"]), quality.get("step"), own["block_efficiency"].value)
+            point = (log.run, arm, quality["checkpoint"], quality["step"], own["block_efficiency"].value)
             rows += [(*point, name.replace("_", " "), e.value, e.low, e.high, e.n, e.method)
                      for name, e in (own | pool).items()]
     return pd.DataFrame(rows, columns=COLUMNS)

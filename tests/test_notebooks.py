@@ -194,8 +194,8 @@ def tiny(tmp_path_factory):
     work = tmp_path_factory.mktemp("tiny")
     run = simulated(work / "log")
     for step in (0, 400):
-        quality = {"checkpoint": f"step {step}", "step": step}
-        simulated(work / f"sweep_{step}", seed=step + 1, drafters={"eagle": {"quality": quality}})
+        trained = {"checkpoint": f"step_{step}", "step": step}
+        simulated(work / f"sweep_{step}", seed=step + 1, drafters={"eagle": trained})
     (work / "run").mkdir()
     given = TINY | {"run": str(run), "sweep": str(work / "sweep_*")}
     with kernel_environment(work):

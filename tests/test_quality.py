@@ -18,15 +18,14 @@ def log_of(step, shift=0.0, **said):
     """A simulated log in which the second arm is better by `shift`, and what its manifest says of drafters."""
     odds = ((0.3, 0.3 + shift, -1.0, 0.2),) * 4
     log = simulate_positions(replace(MODEL, logit=odds), rng=np.random.default_rng(step))
-    return replace(log, run=f"sweep_{step}", manifest={"drafters": {a: {"quality": q} for a, q in said.items()}})
+    return replace(log, run=f"sweep_{step}", manifest={"drafters": said})
 
 
-def test_a_run_is_about_its_unfinished_drafters_or_else_its_dominant_arm():
+def test_a_run_is_about_its_unfinished_drafters_or_else_all_that_say():
     early, final = {"checkpoint": "early", "step": 40}, {"checkpoint": "final", "step": 400}
-    assert quality.swept(log_of(0, dflash=final, eagle=early)) == {"eagle": early}
-    done = log_of(0, shift=2.0, dflash=final, eagle=final)
-    assert quality.swept(done) == {"eagle": final}
-    silent = log_of(0)
+    assert quality.swept(log_of(0, dflash=final, eagle=early, ngram={"kind": "lookup"})) == {"eagle": early}
+    assert quality.swept(log_of(0, dflash=final, eagle=final)) == {"dflash": final, "eagle": final}
+    silent = log_of(0, dflash={"id": "dflash", "step": None, "checkpoint": None})
     assert quality.swept(silent) == {dominant_blocks(silent).path_arm: {"checkpoint": "sweep_0", "step": None}}
 
 

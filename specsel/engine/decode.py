@@ -3,15 +3,18 @@ repeat."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specsel.engine.generate import Choose, greedy
 from specsel.engine.target import Features, cache_length, keep
 from specsel.engine.verify import accept, attention_mask, merge
+from specsel.logistic import Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,24 @@ class Trace:
 
 Decide = Callable[[int, dict], tuple[list[str], str | None]]
 """Maps (position, state) to the arms to draft with and the arm to commit (None = the one with most accepted, first on
-ties)."""
+ties). The state holds the output so far, the pool, and ``draft``: the drafts of an arm, made once a block."""
 
 
 def always(arm: str) -> Decide:
     """The fixed policy."""
     return lambda position, state: ([arm], arm)
+
+
+def redrafting(selector: Selector, arms: tuple[str, ...]) -> Decide:
+    """The selector as a policy: its arm drafts first, then all arms where its confidence speaks for another one."""
+    first = arms.index(selector.dominant)
+
+    def decide(position: int, state: dict) -> tuple[list[str], None]:
+        found, mine = state["draft"](selector.dominant).statistics(), np.arange(len(arms)) == first
+        stats = {name: np.where(mine, values[:, None], np.nan) for name, values in found.items()}
+        return (list(arms) if selector.redraft(stats)[0] else [selector.dominant]), None
+
+    return decide
 
 
 def plain(position: int, state: dict) -> tuple[list[str], None]:
@@ -91,8 +106,9 @@ class Decoder:
 
     def _block(self, prompt: list[int], cache, decide: Decide, trace: Trace, max_new: int, index: int) -> None:
         position, cached = len(trace.output) - 1, cache_length(cache)
-        arms, commit = decide(position, {"output": trace.output, "pool": self.pool})
-        drafts = {arm: self.pool[arm].propose(self.draft_len).row(0) for arm in arms}
+        draft = functools.cache(lambda arm: self.pool[arm].propose(self.draft_len))
+        arms, commit = decide(position, {"output": trace.output, "pool": self.pool, "draft": draft})
+        drafts = {arm: draft(arm).row(0) for arm in arms}
         trie = merge(trace.output[-1], list(drafts.values()))
         depths = self._tensor(trie.depths)
         mask = attention_mask(trie, cached, depths.device)

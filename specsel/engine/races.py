@@ -12,11 +12,12 @@ import torch
 from tqdm import tqdm
 
 from specsel import log as logs
-from specsel.engine.decode import Decide, Decoder, always, plain
+from specsel.engine.decode import Decide, Decoder, always, plain, redrafting
 from specsel.engine.harness import cpu_name
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.target import Features
 from specsel.log import SpecselError
+from specsel.logistic import Selector
 
 FILE = "race.json"
 
@@ -25,17 +26,21 @@ class RaceError(SpecselError):
     """A policy that the live engine cannot run."""
 
 
-def decide_by_name(name: str, arms: tuple[str, ...]) -> Decide:
-    """``plain``, ``fixed:ARM``, or ``union`` (draft with every arm, verify all in one pass, keep the longest)."""
+def decide_by_name(name: str, arms: tuple[str, ...], draft_len: int) -> Decide:
+    """``plain``, ``fixed:ARM``, ``union`` (draft with every arm, verify all in one pass, keep the longest), or
+    ``selector:FILE`` (a redraft selector; one that was fitted for another pool is refused)."""
     if name == "plain":
         return plain
     if name == "union":
         return lambda position, state: (list(arms), None)
+    if name.startswith("selector:"):
+        path = name.removeprefix("selector:")
+        return redrafting(Selector.load(path, arms=arms, draft_len=draft_len, features=logs.STATS), arms)
     if name.startswith("fixed:") and name.removeprefix("fixed:") in arms:
         return always(name.removeprefix("fixed:"))
     raise RaceError(
         f"policy '{name}' cannot run in the live engine; "
-        f"use plain, union, or fixed:ARM with ARM one of {', '.join(arms)}."
+        f"use plain, union, selector:FILE, or fixed:ARM with ARM one of {', '.join(arms)}."
     )
 
 
@@ -48,9 +53,10 @@ def race(
     per_workload: int = 4,
     prompts: Path | None = None,
     max_new: int | None = None,
+    selector: Path | None = None,
 ) -> Path:
     """Decodes the first ``per_workload`` requests of each workload with every policy in turn and writes ``race.json``
-    into the run folder.
+    into the run folder; ``selector`` names a file of a redraft selector that races as well.
 
     Policies take turns request by request, so that a slow moment of the machine falls on all; one request per policy is
     a warm-up and not recorded. A record holds policy, workload, request, seconds (prefill included), tokens, blocks,
@@ -58,7 +64,8 @@ def race(
     """
     log, arms = logs.read_log(run), tuple(pool)
     names = policies or ("plain", *(f"fixed:{arm}" for arm in arms), "union")
-    decides = {"plain": plain} | {name: decide_by_name(name, arms) for name in names}
+    names = (*names, *([f"selector:{selector}"] if selector else []))
+    decides = {"plain": plain} | {name: decide_by_name(name, arms, log.draft_len) for name in names}
     decoder = Decoder(features, pool, draft_len=log.draft_len)
     chosen = [r for w in range(len(log.workloads)) for r in np.flatnonzero(log.workload == w)[:per_workload]]
     texts = {w: {p.id: p for p in load_prompts(w, "eval", prompts)} for w in log.workloads}
@@ -74,7 +81,7 @@ def race(
             if turn:
                 records.append(
                     {
-                        "policy": name,
+                        "policy": name if not name.startswith("selector:") else f"selector:{Path(name).name}",
                         "workload": workload,
                         "request": request,
                         "seconds": seconds,
