@@ -153,6 +153,24 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
     return pd.DataFrame(columns).rename_axis("fact").reset_index()
 
 
+def overlap(path: str | Path) -> pd.DataFrame:
+    """Evaluation prompts that stand among the training prompts: workload, prompts, training_prompts, exact, near,
+    largest_share; the file of `specsel train overlap`."""
+    return pd.DataFrame(_json(Path(path))["workloads"])
+
+
+def told(table: pd.DataFrame) -> str:
+    """One sentence on the table of ``overlap``."""
+    exact, near, worst = int(table["exact"].sum()), int(table["near"].sum()), table["largest_share"].max()
+    asked = f"{table['prompts'].sum():,} evaluation prompts"
+    if exact or near:
+        return f"Of {asked} {exact:,} stand among the training prompts and {near:,} nearly do."
+    return (
+        f"None of the {asked} is a training prompt or nearly one; the closest shares {worst:.0%} of its runs of words "
+        "with one."
+    )
+
+
 def training_log(folder: str | Path) -> dict[str, Any]:
     """The log that a training wrote beside its weights; raises LogError naming the file when there is none."""
     return _json(Path(folder) / "training.json")

@@ -88,6 +88,18 @@ def test_the_facts_of_a_training_are_told(folder):
     assert facts["held-out tokens in it"] == "99.10%" and facts["greedy choices that it changed"] == "not measured"
 
 
+def test_the_sentence_on_overlap_counts_what_was_found(tmp_path):
+    rows = [
+        {"workload": w, "prompts": 10, "training_prompts": 90, "exact": 0, "near": 0, "largest_share": 0.2}
+        for w in "ab"
+    ]
+    (tmp_path / "overlap.json").write_text(json.dumps({"workloads": rows}))
+    assert drafters.told(drafters.overlap(tmp_path / "overlap.json")).startswith("None of the 20 evaluation prompts")
+    rows[0] |= {"exact": 1, "near": 3}
+    (tmp_path / "overlap.json").write_text(json.dumps({"workloads": rows}))
+    assert "1 stand among" in drafters.told(drafters.overlap(tmp_path / "overlap.json"))
+
+
 def test_a_missing_or_broken_training_log_is_named(tmp_path):
     with pytest.raises(LogError, match="training.json"):
         drafters.training_log(tmp_path)

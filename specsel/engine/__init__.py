@@ -25,6 +25,7 @@ _HOMES = {
     "race": "races",
     "recipe": "train",
     "train_drafter": "train",
+    "write_overlap": "contamination",
     "write_timings": "timing",
 }
 __all__ = sorted(_HOMES)
