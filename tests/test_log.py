@@ -489,3 +489,128 @@ def test_requests_that_ended_at_once_are_still_counted(run, golden, tmp_path):
     ended = pd.concat([table, table.iloc[[0]].assign(request="chat/1")])
     log = read_log(write_log(tmp_path / "more", replace(golden, request_table=ended)))
     assert summary(log)["requests"] == {"chat": 2, "code": 1} and log.n_requests == 2
+
+
+# ---- a corpus of broken logs
+
+BROKEN_FIELDS = {  # name: (line, field to set, value, field of the fault, part of its message)
+    "accepted above proposed": (3, "arms.dflash.accepted", 9, "arms.dflash.accepted", "above proposed = 7"),
+    "accepted below zero": (3, "arms.eagle.accepted", -1, "arms.eagle.accepted", "expected 0 or more"),
+    "accepted above remaining": (12, "arms.dflash.accepted", 2, "arms.dflash.accepted", "above remaining = 1"),
+    "accepted without a draft": (3, "arms.dflash.proposed", None, "arms.dflash.accepted", "proposed is null"),
+    "half a token": (3, "arms.dflash.proposed", 2.5, "arms.dflash.proposed", "expected a whole number"),
+    "true as a number": (3, "arms.dflash.proposed", True, "arms.dflash.proposed", "is true, expected a whole"),
+    "too many proposed": (3, "arms.dflash.proposed", 99_999, "arms.dflash.proposed", "too large"),
+    "probability above one": (4, "arms.dflash.conf_mean", 1.7, "arms.dflash.conf_mean", "expected 0 to 1"),
+    "statistic as text": (4, "arms.dflash.conf_min", "0.5", "arms.dflash.conf_min", "expected a number or null"),
+    "bare NaN": (4, "arms.eagle.conf_mean", float("nan"), "arms.eagle.conf_mean", "bare word NaN"),
+    "bare Infinity": (4, "arms.eagle.ent_mean", float("inf"), "arms.eagle.ent_mean", "bare word Infinity"),
+    "negative entropy": (4, "arms.eagle.ent_mean", -0.1, "arms.eagle.ent_mean", "expected 0 or more"),
+    "minimum above the first": (4, "arms.eagle.conf_min", 0.99, "arms.eagle.conf_min", "above conf_first"),
+    "half a match": (5, "arms.ngram.match_length", 1.5, "arms.ngram.match_length", "expected a whole number"),
+    "source that is no arm": (5, "arms.cascade.source", "medusa", "arms.cascade.source", "expected one of the arms"),
+    "arm as a list": (5, "arms.ngram", [0, 0], "arms.ngram", "expected an object with proposed and accepted"),
+    "arm without counts": (5, "arms.ngram", {}, "arms.ngram.proposed", "is missing"),
+    "unknown arm": (5, "arms.medusa", {"proposed": 1, "accepted": 0}, "arms.medusa", "unknown arm"),
+    "missing arm": (5, "arms", {"dflash": {"proposed": 1, "accepted": 0}}, "arms.eagle", "is missing"),
+    "no arms": (5, "arms", {}, "arms", "expected an object with one entry per arm"),
+    "another schema": (6, "schema", 2, "schema", "reads schema 1 only"),
+    "no workload": (6, "workload", None, "workload", "expected a name"),
+    "nameless request": (6, "request", "", "request", "expected a name"),
+    "negative position": (6, "position", -1, "position", "expected 0 or more"),
+    "nothing remaining": (6, "remaining", 0, "remaining", "expected 1 or more"),
+    "another end": (6, "remaining", 99, "remaining", "ends 12 tokens after its start"),
+    "path as text": (6, "on_path", "yes", "on_path", "expected true or false"),
+    "context as a list": (7, "context", [1], "context", "expected an object"),
+    "context out of range": (7, "context", {"target_confidence": 2}, "context.target_confidence", "0 to 1"),
+}
+
+
+def planted(faults, line, field, part) -> bool:
+    return any((f.line, f.field) == (line, field) and part in f"{f}" for f in faults)
+
+
+@pytest.mark.parametrize("name", BROKEN_FIELDS)
+def test_every_planted_field_is_found_where_it_stands(name, tmp_path):
+    line, path, value, field, part = BROKEN_FIELDS[name]
+    (tmp_path / "log.jsonl").write_bytes(lines(changed(line, path, value)))
+    faults = validate(tmp_path / "log.jsonl")
+    assert planted(faults, line, field, part), [str(f) for f in faults]
+    assert all(f.file == str(tmp_path / "log.jsonl") for f in faults)
+
+
+def test_all_planted_fields_of_one_file_are_found_at_once(tmp_path):
+    """One fault per line, on lines 3 to 7 and 12, all of them named by one call."""
+    records, chosen = json.loads(json.dumps(RECORDS)), {}
+    for name, (line, *_) in BROKEN_FIELDS.items():
+        chosen.setdefault(line, name)
+    for line, name in chosen.items():
+        records[line - 1] = changed(line, *BROKEN_FIELDS[name][1:3])[line - 1]
+    (tmp_path / "log.jsonl").write_bytes(lines(records))
+    faults = validate(tmp_path / "log.jsonl")
+    assert len(chosen) == 6
+    assert all(planted(faults, line, *BROKEN_FIELDS[name][3:]) for line, name in chosen.items())
+
+
+GOOD = lines(RECORDS)
+BROKEN_BYTES = {  # name: (bytes of the file, line, field, part of the message)
+    "empty file": (b"", None, None, "is empty"),
+    "cut in the last line": (GOOD[:-30], len(RECORDS), None, "is not a complete JSON object"),
+    "no object": (GOOD + b"[1, 2]\n", len(RECORDS) + 1, None, "expected an object with request"),
+    "two objects on a line": (GOOD.replace(b"}\n{", b"} {", 1), 1, None, "more than one object"),
+    "not text": (GOOD[:5] + b"\xff" + GOOD[5:], None, None, "line 1: is not UTF-8 text"),
+    "half a gzip": (gzip_bytes(GOOD)[:-40], None, None, "cut short or damaged"),
+    "a position twice": (GOOD + lines(changed(5, "arms.dflash.accepted", 1)[4:5]), len(RECORDS) + 1, "position",
+                         "contradicts line 5"),
+    "a gap": (lines(RECORDS[:4] + RECORDS[5:]), 4, "position", "positions 4 to 4"),
+    "no start": (lines(RECORDS[2:]), 1, "position", "positions 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_BYTES)
+def test_every_broken_file_is_found(name, tmp_path):
+    data, line, field, part = BROKEN_BYTES[name]
+    (tmp_path / "log.jsonl").write_bytes(data)
+    faults = validate(tmp_path / "log.jsonl")
+    assert planted(faults, line, field, part), [str(f) for f in faults]
+
+
+def edited(name: str, old: str, new: str):
+    """Replaces text in a file of the run folder."""
+    def plant(run: Path) -> None:
+        text = (run / name).read_text("utf-8")
+        assert old in text
+        (run / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+    return plant
+
+
+BROKEN_FOLDERS = {  # name: (what is done to a run folder, file, field, part of the message)
+    "changed log": (lambda run: (run / "blocks_chat.jsonl.gz").write_bytes(gzip_bytes(GOOD)), "blocks_chat.jsonl.gz",
+                    "sha256", "changed after collection"),
+    "lost log": (lambda run: (run / "blocks_chat.jsonl.gz").unlink(), "blocks_chat.jsonl.gz", None, "is missing"),
+    "log from elsewhere": (lambda run: (run / "blocks_new.jsonl").write_bytes(GOOD), "blocks_new.jsonl", None,
+                           "not listed in manifest.json"),
+    "changed table": (lambda run: (run / "requests.jsonl.gz").write_bytes(gzip_bytes(b"{}\n")), "requests.jsonl.gz",
+                      "sha256", "changed after collection"),
+    "wrong number of lines": (edited("manifest.json", '"lines": 12', '"lines": 13'), "blocks_code.jsonl.gz", "lines",
+                              "but the file has 12"),
+    "lost manifest": (lambda run: (run / "manifest.json").unlink(), "manifest.json", None, "no finished run"),
+    "half a manifest": (lambda run: (run / "manifest.json").write_text("{", "utf-8"), "manifest.json", None,
+                        "is not JSON"),
+    "manifest of another schema": (edited("manifest.json", '"schema": 1', '"schema": 7'), "manifest.json", None,
+                                   "field 'schema'"),
+    "no label": (edited("manifest.json", '"MEASURED"', '"GUESSED"'), "manifest.json", None, "field 'label'"),
+    "path of no arm": (edited("manifest.json", '"path_arm": "', '"path_arm": "x'), "manifest.json", None,
+                       "field 'path_arm'"),
+    "path of another arm": (edited("manifest.json", '"path_arm": "dflash"', '"path_arm": "ngram"'), "blocks_",
+                            "on_path", "path_arm of the manifest"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FOLDERS)
+def test_every_broken_run_folder_is_found(name, run):
+    plant, file, field, part = BROKEN_FOLDERS[name]
+    assert validate(run) == []
+    plant(run)
+    faults = validate(run)
+    assert any(file in f.file and f.field == field and part in str(f) for f in faults), [str(f) for f in faults]
