@@ -1,7 +1,8 @@
 """How fast the intervals are: every headline figure of a campaign, and one interval against a Python loop over rows.
 
-Run it with `python benchmarks/bench_headline.py [RUN] [--blocks N]`. Without a run the log is simulated with about N
-blocks; times are wall-clock on this machine.
+Run it with `python benchmarks/bench_headline.py [RUN] [--requests N] [--blocks N]`. Without a run the log is simulated:
+`--requests` of about 167 positions (default: a campaign of 1,138), or as many as give about `--blocks` blocks. Seconds
+are processor seconds of this process, so that other work on the machine does not count.
 """
 
 import argparse
@@ -16,18 +17,18 @@ from specsel.simulation import Model, simulate_positions
 from specsel.statistics import bootstrap_requests
 
 
-def simulated(blocks):
-    """About so many blocks of the best arm (a little over three tokens each), in requests of 180 tokens."""
-    model = Model(requests_per_workload=max(2, round(blocks * 3.3 / 180 / 4)), output_len=(120, 240),
+def simulated(requests):
+    """A log of so many requests over four workloads, 1,138 of them about 190,000 positions."""
+    model = Model(requests_per_workload=max(2, round(requests / 4)), output_len=(110, 224),
                   passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)))
     return simulate_positions(model, rng=np.random.default_rng(7))
 
 
 def timed(work):
-    """Seconds of one call, and its result."""
-    start = time.perf_counter()
+    """Processor seconds of one call, and its result."""
+    start = time.process_time()
     result = work()
-    return time.perf_counter() - start, result
+    return time.process_time() - start, result
 
 
 def loop_over_rows(best, base, n_resamples, rng):
@@ -42,13 +43,16 @@ def loop_over_rows(best, base, n_resamples, rng):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("run", nargs="?")
-    parser.add_argument("--blocks", type=int, default=20_000)
+    parser.add_argument("--requests", type=int, default=1_138)
+    parser.add_argument("--blocks", type=int, help="instead of --requests; a campaign has about 58,000")
     options = parser.parse_args()
-    log = read_log(options.run) if options.run else simulated(options.blocks)
+    requests = options.requests if options.blocks is None else round(options.blocks / 51)
+    log = read_log(options.run) if options.run else simulated(requests)
     blocks = dominant_blocks(log)
-    print(f"{log.run}: {log.n_positions:,} positions, {blocks.n_blocks:,} blocks, {log.n_requests:,} requests")
+    size = f"{log.n_positions:,} positions, {blocks.n_blocks:,} blocks, {log.n_requests:,} requests"
+    print(f"{log.run}: {size}", flush=True)
     seconds, claims = timed(lambda: headline(log, rng=np.random.default_rng(0)))
-    print(f"headline, {len(claims)} claims, 10,000 resamples each: {seconds:.2f} s")
+    print(f"headline, {len(claims)} claims, 10,000 resamples each: {seconds:.2f} s", flush=True)
     sums = redraft_sums(blocks, np.zeros(blocks.n_blocks, dtype=bool))
     fast, _ = timed(lambda: bootstrap_requests(oracle_gap, sums, strata=blocks.workload, rng=np.random.default_rng(0)))
     counts, few = blocks.emitted, 20

@@ -71,19 +71,21 @@ class _Collector:
 
     def finish(self) -> None:
         """Resample once and make a claim of every queued statistic."""
-        statistics, columns, within, split, flat, width = {}, {}, {}, [], [], 0
+        statistics, columns, within, split, tables, width = {}, {}, {}, [], {}, 0
         for part in self.queued:
             shape = part.totals.shape[1:]
-            flat.append(part.totals.reshape(len(part.totals), -1))
+            if id(part.totals) not in tables:  # the same sums are resampled once
+                tables[id(part.totals)] = part.totals.reshape(len(part.totals), -1), width
+                width += tables[id(part.totals)][0].shape[1]
+            flat, start = tables[id(part.totals)]
             for name, statistic in part.statistics.items():
                 statistics[name] = lambda s, f=statistic, shape=shape: f(s.reshape(*s.shape[:-1], *shape))
-                columns[name] = slice(width, width + flat[-1].shape[1])
+                columns[name] = slice(start, start + flat.shape[1])
                 if part.within is not None:
                     within[name] = part.within
             split += part.statistics if part.split else []
-            width += flat[-1].shape[1]
-        found = bootstrap_many(statistics, np.concatenate(flat, axis=1), strata=self.log.workload, rng=self.rng,
-                               n_resamples=self.n_resamples,
+        every = np.concatenate([flat for flat, _ in tables.values()], axis=1)
+        found = bootstrap_many(statistics, every, strata=self.log.workload, rng=self.rng, n_resamples=self.n_resamples,
                                level=self.level, columns=columns, within=within, split=split)
         for part in self.queued:
             for name in part.statistics:
@@ -253,9 +255,10 @@ def _replay_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None
     if not table.fitted.any():
         return made.add("redraft_replay_gain", None, "run_plan", reason="undefined: not fitted for any workload")
     run = run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft")
+    pair = np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1)
     for scope, within in _scopes(blocks, table).items():
-        made.queue({f"redraft_replay_gain{scope}": lambda s: ratio(s[..., 1], s[..., 0]) - 1},
-                   np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1), "run_plan", within=within)
+        made.queue({f"redraft_replay_gain{scope}": lambda s: ratio(s[..., 1], s[..., 0]) - 1}, pair, "run_plan",
+                   within=within)
 
 
 def _best_fixed(sums: np.ndarray, n_arms: int) -> np.ndarray:

@@ -24,8 +24,9 @@ __all__ = ["Estimate", "bootstrap_many", "bootstrap_requests", "bootstrap_rows",
            "pooled_ratio", "holm"]
 
 Statistic = Callable[[np.ndarray], np.ndarray]
-BATCH = 4_000_000  # draws held in memory at once
+BATCH = 640_000  # draws held in memory at once; the caches of a processor like it small
 SMALLEST_BCA = 10  # requests; with fewer, the jackknife says nothing about skewness
+LARGEST_BCA = 5_000  # requests; with more, the two methods agree and a jackknife costs more than all resamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray,
                    null: Mapping[Hashable, float] | None = None) -> dict[Hashable, Estimate]:
     """One Estimate per statistic of per-request sums (R, *S), all from the same resamples of requests within strata.
 
-    ``strata`` (R,), None is one stratum; ``method`` "BCa" (percentile where BCa is undefined, or a resample has no
-    value) or "percentile". By name: ``columns``, the index into S that a statistic sees; ``within``, the strata that it
-    is about (default: all; its n counts their requests); ``split``, statistics that get the sums of each stratum,
-    (..., strata, *S); ``null``, the value against which a two-sided bootstrap p-value is given. Where every stratum
-    holds one request, requests are drawn from all of them together and the method says so.
+    ``strata`` (R,), None is one stratum; ``method`` "BCa" (percentile where BCa is undefined, a resample has no value,
+    or requests are very many) or "percentile". By name: ``columns``, the index into S that a statistic sees;
+    ``within``, the strata that it is about (default: all; its n counts their requests); ``split``, statistics that get
+    the sums of each stratum, (..., strata, *S); ``null``, the value against which a two-sided bootstrap p-value is
+    given. Where every stratum holds one request, requests are drawn from all of them together and the method says so.
     """
     totals = np.asarray(totals, dtype=float)
     _check(totals, strata, n_resamples, level, method)
@@ -111,7 +112,8 @@ def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray,
              for name, statistic in statistics.items()}
     flat = totals.reshape(len(totals), math.prod(totals.shape[1:]))
     sample = _Sample(flat, totals.shape[1:], codes, len(labels), merged, tuple(views.values()))
-    values, drawn, limits = _resample(sample, rng, n_resamples, level, method)
+    values, drawn, limits = _resample(sample, rng, n_resamples, level,
+                                      method if len(totals) <= LARGEST_BCA else "percentile")
     found = {}
     for i, name in enumerate(statistics):
         n, alone = int(sizes[used[name]].sum()), sizes[used[name]].max(initial=0) < 2
@@ -220,19 +222,28 @@ class _Sample:
         """
         if drawn[0].ndim == 1:
             return self(*(index[None] for index in drawn))[:, 0]
-        weights = np.ones((max(map(len, drawn)), len(self.flat)))
+        sums = np.zeros((max(map(len, drawn)), self.n_strata, self.flat.shape[1]))
+        for stratum in self.strata:
+            if len(stratum) == 1:
+                sums[:, self.codes[stratum[0]]] = self.flat[stratum]
         for rows, index in zip(self.groups, drawn, strict=True):
-            weights[:, rows] = _counts(index, len(rows))
-        return self.evaluate(weights)
+            counts = _counts(index, len(rows))
+            for g in np.unique(self.codes[rows]):
+                mine = self.codes[rows] == g
+                sums[:, g] = (counts if mine.all() else counts[:, mine]) @ self.flat[rows[mine]]
+        return self.evaluate(sums)
 
-    def evaluate(self, weights: np.ndarray) -> np.ndarray:
-        """(views, n) values when requests count as often as the weights (n, R) say."""
-        sums = np.zeros((len(weights), self.n_strata, self.flat.shape[1]))
-        for g, rows in enumerate(self.strata):
-            sums[:, g] = weights[:, rows] @ self.flat[rows]
-        sums = sums.reshape(len(weights), self.n_strata, *self.shape)
+    def evaluate(self, sums: np.ndarray) -> np.ndarray:
+        """(views, n) values of sums (n, G, C) of every stratum."""
+        sums = sums.reshape(len(sums), self.n_strata, *self.shape)
         total = sums.sum(axis=1)
         return np.stack([view(sums, total) for view in self.views]).astype(float)
+
+    def as_they_are(self) -> np.ndarray:
+        """(views,) values of the requests as they are."""
+        sums = np.zeros((1, self.n_strata, self.flat.shape[1]))
+        np.add.at(sums[0], self.codes, self.flat)
+        return self.evaluate(sums)[:, 0]
 
 
 def _counts(index: np.ndarray, size: int) -> np.ndarray:
@@ -240,7 +251,8 @@ def _counts(index: np.ndarray, size: int) -> np.ndarray:
     index = index[:1] if index.strides[0] == 0 else index
     offset = np.arange(len(index))[:, None] * size
     counts = np.bincount((index + offset).ravel(), minlength=len(index) * size).reshape(len(index), size)
-    return counts * (size / index.shape[1])
+    counts = counts.astype(float)
+    return counts if index.shape[1] == size else counts * (size / index.shape[1])
 
 
 def _resample(sample: _Sample, rng: np.random.Generator, n_resamples: int, level: float,
@@ -249,7 +261,7 @@ def _resample(sample: _Sample, rng: np.random.Generator, n_resamples: int, level
     groups, n_views = sample.groups, len(sample.views)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is undefined is said by the Estimate
-        values = sample.evaluate(np.ones((1, len(sample.flat))))[:, 0] if n_views else np.zeros(0)
+        values = sample.as_they_are() if n_views else np.zeros(0)
         nothing = np.full((n_views, 2), np.nan)
         if not groups or not np.isfinite(values).any():
             return values, np.full((n_views, 1), np.nan), nothing

@@ -83,6 +83,15 @@ def test_batches_change_nothing(totals, monkeypatch):
     assert bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=500) == whole
 
 
+def test_very_many_requests_get_percentiles_that_agree_with_bca(totals, monkeypatch):
+    """Where a jackknife would cost most it changes least; here forced on 60 requests, the limits move by a tenth."""
+    bca = bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=2000)
+    monkeypatch.setattr(statistics, "LARGEST_BCA", 50)
+    plain = bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=2000)
+    assert (bca.method, plain.method) == ("BCa", "percentile")
+    assert (plain.low, plain.high) == pytest.approx((bca.low, bca.high), abs=0.15 * (bca.high - bca.low))
+
+
 def test_equal_rows_drawn_together_have_the_same_distribution(totals):
     """Multinomial over distinct rows against row by row: limits within Monte Carlo error (0.05 widths)."""
     rows = np.round(totals[:, :1] / 20)
