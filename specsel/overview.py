@@ -74,6 +74,30 @@ def subsets(log: PositionLog) -> dict[str, PositionLog]:
     return found
 
 
+def subset_sizes(log: PositionLog) -> pd.DataFrame:
+    """Requests and positions of every subset: columns subset, subset_requests, subset_positions."""
+    return pd.DataFrame(
+        [
+            {"subset": name, "subset_requests": part.n_requests, "subset_positions": part.n_positions}
+            for name, part in subsets(log).items()
+        ]
+    )
+
+
+def left_out(log: PositionLog) -> dict[str, int | None]:
+    """Requests without a logged position, by reason, and output tokens that were close to a tie (None: not
+    recorded)."""
+    table = log.request_table
+    if table is None or "output_tokens" not in table:
+        return dict.fromkeys(("asked", "too_long", "ended_at_once", "near_ties"))
+    return {
+        "asked": len(table),
+        "too_long": int((table["output_tokens"] == 0).sum()),
+        "ended_at_once": int((table["output_tokens"] == 1).sum()),
+        "near_ties": int(table["ties"].sum()) if "ties" in table else None,
+    }
+
+
 def split(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog, str]:
     """Training and test requests, and a sentence about them; a log with a workload of one request is used whole, in
     hindsight.

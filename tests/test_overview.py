@@ -100,3 +100,18 @@ def test_the_engine_check_must_belong_to_the_log(log, tmp_path):
 def test_provenance_says_what_was_not_recorded(log):
     found = overview.provenance(log).set_index("item")["value"]
     assert found["target"] == "not recorded" and found["label"] == "SIM" and found["draft length"] == "9"
+
+
+def test_requests_without_a_position_are_counted_by_reason(log):
+    """Two more rows in the request table than in the log: one prompt too long, one answer of a single token."""
+    table = log.request_table.assign(output_tokens=15, ties=1)
+    extra = pd.DataFrame({"workload": "copy", "request": ["a", "b"], "output_tokens": [0, 1], "ties": [0, 0]})
+    more = replace(log, request_table=pd.concat([table, extra], ignore_index=True))
+    assert overview.left_out(more) == {"asked": 26, "too_long": 1, "ended_at_once": 1, "near_ties": 24}
+    assert set(overview.left_out(replace(log, request_table=None)).values()) == {None}
+
+
+def test_subset_sizes_add_up(log):
+    sizes = overview.subset_sizes(log).set_index("subset")
+    assert sizes.loc["all requests"].tolist() == [24, log.n_positions]
+    assert sizes.loc["without repeating answers", "subset_requests"] == 16
