@@ -201,7 +201,7 @@ class _HeadEntropy(torch.autograd.Function):
 
 
 def token_loss(states: Tensor, head: Tensor, ids: Tensor, p: Tensor, kind: str) -> Tensor:
-    """Loss (n,) of states (n, H) under a head (V_d, H) and the target's distribution ``p`` (n, K) over draft ids ``ids``.
+    """Loss (n,) of states (n, H) under a head (V_d, H), against the distribution ``p`` (n, K) over draft ids ``ids``.
 
     "soft": cross-entropy against p. "hard": against its most likely id, the first. "lk": the negative logarithm of the
     acceptance rate sum(min(p, q)) of lossless sampling (LK loss, arXiv 2602.23881).
