@@ -32,6 +32,7 @@ def add_engine_commands(app: typer.Typer) -> None:
         help="Training data and drafters.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
     )
     train.command("data")(train_data)
+    train.command("overlap")(train_overlap)
     train.command("eagle")(_trainer("eagle", "EAGLE-3 head"))
     train.command("dflash")(_trainer("dflash", "block-diffusion drafter"))
     app.add_typer(train, name="train")
@@ -65,6 +66,19 @@ def train_data(
     from specsel import engine
 
     print(engine.build(_target(target, revision, device, "float32"), out, tokens=tokens, prompts=prompts, dtype=dtype))
+
+
+def train_overlap(
+    out: Annotated[Path, typer.Option("--out", "-o", help="file to write")] = Path("data/drafters/overlap.json"),
+    prompts: Prompts = None,
+) -> None:
+    """Count the evaluation prompts that stand among the training prompts, exactly or nearly.
+
+    Example: specsel train overlap
+    """
+    from specsel import engine
+
+    print(engine.write_overlap(out, prompts))
 
 
 def _trainer(kind: str, what: str) -> Callable[..., None]:
@@ -106,12 +120,14 @@ def collect(
     prompts: Prompts = None,
     eagle: Eagle = None,
     dflash: Dflash = None,
+    tag: Annotated[str | None, typer.Option(help="name of the drafters' checkpoints in the manifest")] = None,
+    executor: Annotated[str, typer.Option(help="local, or ray: the same files from several processes")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Ray actors")] = None,
     check: Annotated[
         list[str] | None,
-        typer.Option(
-            help="afterwards decode all requests with this fixed arm and compare every block; may be repeated"
-        ),
+        typer.Option(help="afterwards decode with this fixed arm, or all, and compare every block; may be repeated"),
     ] = None,
+    check_requests: Annotated[int | None, typer.Option(help="requests per workload to check (default: all)")] = None,
     target: Target = None,
     revision: Revision = None,
     device: Device = "cpu",
@@ -130,9 +146,12 @@ def collect(
     )
     pool = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
     loaded, drafters = engine.load_pool(_target(target, revision, device, dtype), pool)
-    print(engine.collect(loaded, drafters, out, config, drafters=engine.describe(pool)))
+    options = {"drafters": engine.describe(pool, tag), "executor": executor} | _given(workers=workers)
+    print(engine.collect(loaded, drafters, out, config, **options))
     if check:
-        print(engine.check_engine(engine.Features(loaded), drafters, out, arms=tuple(check), prompts=prompts))
+        arms = () if "all" in check else tuple(check)
+        options = {"arms": arms, "per_workload": check_requests, "prompts": prompts}
+        print(engine.check_engine(engine.Features(loaded), drafters, out, **options))
 
 
 def time_command(

@@ -32,8 +32,8 @@ class Block:
 
 @dataclass(slots=True)
 class Trace:
-    """An answer with the blocks that made it; ``margins`` are the target's top-1 minus top-2 logits at every committed
-    token."""
+    """An answer with the blocks that made it; ``margins`` are the target's top-1 minus top-2 scores (greedy: logits) at
+    every committed token."""
 
     output: list[int]
     stop: str
@@ -85,8 +85,9 @@ class Decoder:
         for drafter in self.pool.values():
             drafter.reset()
         trace = Trace([], "")
-        token = self._choices(logits, [0], index)[0]
-        trace.margins.append(_margin(logits[0]))
+        scores = self._scores(logits, [0], index)
+        token = int(scores[0].argmax())
+        trace.margins.append(_margin(scores[0]))
         trace.output.append(token)
         self._extend(prompt + [token], taps)
         trace.stop = "eos" if token in self.target.eos_ids else "length" if max_new == 1 else ""
@@ -97,8 +98,8 @@ class Decoder:
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.target.model.device)
 
-    def _choices(self, logits: Tensor, positions: list[int], index: int) -> list[int]:
-        return self.choose(logits, [index] * len(positions), positions).tolist()
+    def _scores(self, logits: Tensor, positions: list[int], index: int) -> Tensor:
+        return self.choose(logits, [index] * len(positions), positions)
 
     def _extend(self, tokens: list[int], taps: Tensor) -> None:
         for drafter in self.pool.values():
@@ -113,7 +114,8 @@ class Decoder:
         depths = self._tensor(trie.depths)
         mask = attention_mask(trie, cached, depths.device)
         logits, taps, _ = self.features(self._tensor(trie.tokens), cache=cache, positions=cached + depths, mask=mask)
-        choices = self._choices(logits, [position + 1 + depth for depth in trie.depths], index)
+        scores = self._scores(logits, [position + 1 + depth for depth in trie.depths], index)
+        choices = scores.argmax(-1).tolist()
         rule = {"remaining": max_new - len(trace.output), "eos_ids": self.target.eos_ids}
         judged = {
             arm: accept(drafts[arm], [choices[node] for node in [0, *path]], **rule)
@@ -125,7 +127,7 @@ class Decoder:
         path = [0, *(trie.paths[arms.index(best)][:accepted] if best else [])]
         rows = self._tensor(path[: len(emitted)])
         keep(cache, cached, cached + rows)
-        trace.margins += [_margin(logits[row]) for row in path[: len(emitted)]]
+        trace.margins += [_margin(scores[row]) for row in path[: len(emitted)]]
         trace.blocks.append(
             Block(
                 position,
@@ -141,6 +143,6 @@ class Decoder:
         self._extend(emitted, taps[rows])
 
 
-def _margin(logits: Tensor) -> float:
-    top = logits.topk(2).values
+def _margin(scores: Tensor) -> float:
+    top = scores.topk(2).values
     return float(top[0] - top[1])

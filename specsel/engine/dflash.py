@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.draft import Drafts, distribution_statistics, from_slots
+from specsel.engine.draft import Drafts, best_tokens, from_slots
 from specsel.engine.layers import (
     MLP,
     CheckpointError,
@@ -263,10 +263,8 @@ class DFlash:
         z = self.model.blocks(F.embedding(anchors, self.embedding).to(self.dtype), self.mask)
         states = self.model(z, starts, [(slice(0, len(anchors)), context)])
         slots = min(draft_len, self.model.config.block_size - 1)
-        logits = F.linear(states[:, 1 : slots + 1], self.head)
-        tokens = [self.ids[logits[:, slot].argmax(-1)] for slot in range(slots)]
-        statistics = [distribution_statistics(logits[:, slot]) for slot in range(slots)]
-        drafts = from_slots(tokens, statistics, draft_len)
+        best, *statistics = best_tokens(states[:, 1 : slots + 1].flatten(0, 1), self.head)
+        drafts = from_slots(*(part.unflatten(0, (-1, slots)) for part in (self.ids[best], *statistics)), draft_len)
         return drafts.without((starts + self.model.config.block_size > self.window).cpu().numpy())
 
     @torch.inference_mode()

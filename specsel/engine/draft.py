@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 NO_TOKEN = -1
 NOT_ASKED = -1
+HEAD_ROWS, CACHED_ROWS = 288, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +67,26 @@ class Drafts:
         )
 
 
-def from_slots(tokens: list[Tensor], statistics: list[tuple[Tensor, Tensor]], draft_len: int) -> Drafts:
-    """Drafts from per-slot token ids (A,) and per-slot (confidence, entropy), each (A,); missing slots up to
-    ``draft_len`` stay empty."""
-    ids = torch.stack(tokens, 1).cpu().numpy()
-    rows = ((0, 0), (0, draft_len - ids.shape[1]))
-    parts = [torch.stack(part, 1).double().cpu().numpy() for part in zip(*statistics, strict=True)]
-    confidence, entropy = (np.pad(part, rows, constant_values=np.nan) for part in parts)
-    return Drafts(np.pad(ids, rows, constant_values=NO_TOKEN), np.full(len(ids), ids.shape[1]), confidence, entropy)
+def from_slots(tokens: Tensor, confidence: Tensor, entropy: Tensor, draft_len: int) -> Drafts:
+    """Drafts from token ids, confidences and entropies, each (A, slots); missing slots up to ``draft_len`` stay
+    empty."""
+    rows = ((0, 0), (0, draft_len - tokens.shape[1]))
+    parts = [np.pad(part.double().cpu().numpy(), rows, constant_values=np.nan) for part in (confidence, entropy)]
+    ids = np.pad(tokens.cpu().numpy(), rows, constant_values=NO_TOKEN)
+    return Drafts(ids, np.full(len(ids), tokens.shape[1]), *parts)
 
 
-def distribution_statistics(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Top-1 probability and entropy in nats of logits (A, V), computed in fp32 at temperature 1, before any
-    truncation."""
-    log_q = torch.log_softmax(logits.float(), -1)
-    q = log_q.exp()
-    return q.amax(-1), -(q * log_q).sum(-1)
+def best_tokens(states: Tensor, head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Index of the best token, its probability, and the entropy in nats of the distribution, each (n,), of states
+    (n, H) under the rows of ``head``; in fp32 at temperature 1, before any truncation.
+
+    In pieces: as many rows as the product likes, then as many as stay in the cache.
+    """
+    found = []
+    for some in states.split(HEAD_ROWS):
+        for logits in F.linear(some, head).split(CACHED_ROWS):
+            log_q = torch.log_softmax(logits.float(), -1)
+            q = log_q.exp()
+            found.append((logits.argmax(-1), q.amax(-1), -(q * log_q).sum(-1)))
+    best, confidence, entropy = (torch.cat(part) for part in zip(*found, strict=True))
+    return best, confidence, entropy

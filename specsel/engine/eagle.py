@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.draft import Drafts, distribution_statistics, from_slots
+from specsel.engine.draft import Drafts, best_tokens, from_slots
 from specsel.engine.layers import (
     MLP,
     CheckpointError,
@@ -265,14 +265,13 @@ class Eagle:
         return drafts.without((self.last[2] + draft_len > self.window).cpu().numpy())
 
     def _chains(self, state: Tensor, u: Tensor, positions: Tensor, segment: Segment, draft_len: int) -> Drafts:
-        tokens, statistics = [], []
+        slots = []
         for j in range(draft_len):
             state = self.head.layer(state, u, positions + j, [segment], step=j > 0)
-            logits = self.head.logits(state)
-            statistics.append(distribution_statistics(logits))
-            tokens.append(self.head.target_ids[logits.argmax(-1)])
-            u = self.head.inputs(state, self._embed(tokens[-1]))
-        return from_slots(tokens, statistics, draft_len)
+            best, *statistics = best_tokens(self.head.norm(state), self.head.lm_head.weight)
+            slots.append((self.head.target_ids[best], *statistics))
+            u = self.head.inputs(state, self._embed(slots[-1][0]))
+        return from_slots(*(torch.stack(part, 1) for part in zip(*slots, strict=True)), draft_len)
 
     @torch.inference_mode()
     def propose_all(self, tokens: list[int], n_prompt: int, taps: Tensor, draft_len: int) -> Drafts:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from specsel import log as logs
 from specsel.engine.decode import Decoder, Trace, always
+from specsel.engine.generate import choice_rule
 from specsel.engine.harness import cpu_name
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.target import Features
@@ -42,24 +43,37 @@ def margin_at(trace: Trace, where: int, draft_len: int) -> float:
     return min(trace.margins[where + 1 : where + draft_len + 2], default=float("inf"))
 
 
+def _needed(pool: dict, arm: str) -> dict:
+    """The drafters that an arm drafts with; the others need not be kept in step."""
+    parts = (arm, "ngram", pool[arm].config.fallback) if arm == "cascade" else (arm,)
+    return {name: drafter for name, drafter in pool.items() if name in parts}
+
+
+def _decoder(features: Features, pool: dict, log: PositionLog) -> Decoder:
+    """The live engine with the choice rule of a log; requests by their index in the log."""
+    decoding = log.manifest["decoding"]
+    keys = [f"{log.workloads[w]}/{r}" for w, r in zip(log.workload, log.requests, strict=True)]
+    choose = choice_rule(decoding["temperature"], decoding["seed"], keys)
+    return Decoder(features, pool, draft_len=log.draft_len, choose=choose)
+
+
 def check_engine(
     features: Features,
     pool: dict,
     run: Path,
     *,
-    arms: tuple[str, ...],
+    arms: tuple[str, ...] = (),
     per_workload: int | None = None,
     prompts: Path | None = None,
 ) -> dict:
-    """Decodes the first ``per_workload`` logged requests of each workload (None = all) with each fixed arm and compares
-    every block.
+    """Decodes the first ``per_workload`` logged requests of each workload (None = all) with each fixed arm (default:
+    every arm) and compares every block; with the noise streams of the log when it was sampled.
 
     Adds the result to ``engine_check.json`` of the run: per arm the requests, how many are equal in every block, and
     each difference with the margin of its own block. A difference with a margin far above rounding would be a bug.
     Results for another log (other hash) are dropped.
     """
     log, target = logs.read_log(run), features.target
-    decoder = Decoder(features, pool, draft_len=log.draft_len)
     path = run / FILE
     saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     result = saved if saved.get("log_sha256") == log.sha256 else {"schema": 1, "arms": {}}
@@ -71,13 +85,13 @@ def check_engine(
     }
     chosen = [r for w in range(len(log.workloads)) for r in np.flatnonzero(log.workload == w)[:per_workload]]
     texts = {w: {p.id: p for p in load_prompts(w, "eval", prompts)} for w in log.workloads}
-    for name in arms:
+    for name in arms or log.arms:
+        decoder = _decoder(features, _needed(pool, name), log)
         counts = {"requests": 0, "equal": 0, "blocks": 0, "tokens": 0, "differences": []}
         for r in tqdm(chosen, desc=name, unit="request", disable=None):
             workload, request = log.workloads[log.workload[r]], log.requests[r]
-            trace = decoder.run(
-                encode(target.tokenizer, texts[workload][request]), always(name), max_new=log.manifest["max_new_tokens"]
-            )
+            ids = encode(target.tokenizer, texts[workload][request])
+            trace = decoder.run(ids, always(name), max_new=log.manifest["max_new_tokens"], index=r)
             where = first_difference(log, r, log.arms.index(name), trace)
             counts["requests"] += 1
             counts["equal"] += where is None

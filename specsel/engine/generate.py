@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Choose = Callable[[Tensor, list[int], list[int]], Tensor]
-"""Maps (logits (B, V) in fp32, request indices, output indices) to the chosen token ids (B,)."""
+"""Maps (fp32 logits (B, V), request indices, output indices) to scores (B, V); the first of the largest is chosen."""
 
 TOP_K = 32
+OBSERVED = ("entropy", "confidence", "margin")
 LOOP_SHARE = 0.5
 LOOP_NGRAM = 4
 PREFILL_BATCH = 16
@@ -33,8 +34,9 @@ class Generation:
     """One finished answer.
 
     ``tokens`` (n_prompt + T,) prompt and output ids; ``taps`` (n_prompt + T - 1, 3H) the target features of every
-    processed token (the last output token is never processed); when asked for, per output token the largest logits of
-    the distribution that chose it: ``top_ids``/``top_logits`` (T, TOP_K) and ``lse`` (T,), the log-sum-exp of all.
+    processed token (the last output token is never processed). When asked for, per output token about the distribution
+    that chose it: the largest logits, ``top_ids``/``top_logits`` (T, TOP_K), and ``lse`` (T,), the log-sum-exp of all
+    (``keep_top``); ``entropy`` in nats, ``confidence``, and ``margin``, top-1 minus top-2 score, (T,) (``observe``).
     """
 
     index: int
@@ -45,6 +47,9 @@ class Generation:
     top_ids: Tensor | None = None
     top_logits: Tensor | None = None
     lse: Tensor | None = None
+    entropy: Tensor | None = None
+    confidence: Tensor | None = None
+    margin: Tensor | None = None
 
     @property
     def output(self) -> list[int]:
@@ -67,8 +72,8 @@ def is_looping(output: list[int]) -> bool:
 
 
 def greedy(logits: Tensor, requests: list[int], positions: list[int]) -> Tensor:
-    """The lowest id among the largest logits: the one greedy choice of the project."""
-    return logits.argmax(-1)
+    """The logits themselves: the lowest id among the largest, the one greedy choice of the project."""
+    return logits
 
 
 def sampled(temperature: float, seed: int, keys: list[str]) -> Choose:
@@ -83,9 +88,24 @@ def sampled(temperature: float, seed: int, keys: list[str]) -> Choose:
         noise = torch.stack(
             [_gumbel(logits.shape[-1], f"{seed}/{keys[r]}/{p}") for r, p in zip(requests, positions, strict=True)]
         )
-        return (logits / temperature + noise.to(logits.device)).argmax(-1)
+        return logits / temperature + noise.to(logits.device)
 
     return choose
+
+
+def choice_rule(temperature: float, seed: int, keys: list[str]) -> Choose:
+    """Greedy at temperature 0, else sampling with the noise streams of the requests ``keys``."""
+    return sampled(temperature, seed, keys) if temperature else greedy
+
+
+def observations(logits: Tensor, scores: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy in nats and top-1 probability of logits (B, V), and the margin of the chosen ``token`` (B,) over the next
+    best score."""
+    log_p = torch.log_softmax(logits, -1)
+    p = log_p.exp()
+    best = scores.gather(-1, token[:, None])
+    second = scores.scatter(-1, token[:, None], float("-inf")).amax(-1)
+    return -(p * log_p).sum(-1), p.amax(-1), best[:, 0] - second
 
 
 def _gumbel(size: int, name: str) -> Tensor:
@@ -184,10 +204,12 @@ class _Stream:
         eos_ids: tuple[int, ...],
         choose: Choose,
         keep_top: bool,
+        observe: bool,
         stop_loops: bool,
     ) -> None:
         self.target, self.queue, self.max_new, self.eos = target, deque(prompts), max_new, set(eos_ids)
-        self.choose, self.keep_top, self.stop_loops = choose, keep_top, stop_loops
+        self.choose, self.stop_loops = choose, stop_loops
+        self.kept = (("top_ids", "top_logits", "lse") if keep_top else ()) + (OBSERVED if observe else ())
         self.rows = _Rows(target, batch, capacity)
         self.batch = batch
         self.live: list[dict] = []  # row b of the buffers belongs to live[b]
@@ -195,41 +217,48 @@ class _Stream:
     def _record(self, rows: slice, logits: Tensor) -> None:
         """Chooses the next token of every row and stores what the distribution said about it."""
         states = self.live[rows]
-        token = self.choose(logits, [s["index"] for s in states], [len(s["output"]) for s in states])
-        top, lse = (logits.topk(TOP_K, -1), logits.logsumexp(-1)) if self.keep_top else (None, None)
+        scores = self.choose(logits, [s["index"] for s in states], [len(s["output"]) for s in states])
+        token = scores.argmax(-1)
+        said = {}
+        if "lse" in self.kept:
+            top = logits.topk(TOP_K, -1)
+            said = {"top_ids": top.indices.to(torch.int32), "top_logits": top.values.half()}
+            said["lse"] = logits.logsumexp(-1)
+        if "margin" in self.kept:
+            said |= dict(zip(OBSERVED, observations(logits, scores, token), strict=True))
         self.rows.current[rows] = token
         for i, (state, value) in enumerate(zip(states, token.tolist(), strict=True)):
             state["output"].append(value)
-            if top is not None:
-                state["lse"].append(lse[i])
-                state["top_ids"].append(top.indices[i].to(torch.int32))
-                state["top_logits"].append(top.values[i].half())
+            for name, values in said.items():
+                state[name].append(values[i])
 
     def _prefill(self, prompts: list[list[int]]) -> None:
-        """Processes the prompts of the newest rows, padded on the right: under a causal mask padding cannot reach an
-        earlier token."""
-        buffers, target, width = self.rows, self.target, max(map(len, prompts))
-        rows = slice(len(self.live) - len(prompts), len(self.live))
-        tokens = torch.zeros(len(prompts), width, dtype=torch.long, device=target.device)
-        for i, prompt in enumerate(prompts):
-            tokens[i, : len(prompt)] = torch.tensor(prompt, device=target.device)
+        """Processes the prompts of the newest rows as one flat sequence in which each attends to itself alone: nothing
+        is padded."""
+        buffers, target, first = self.rows, self.target, len(self.live) - len(prompts)
+        lengths = torch.tensor([len(p) for p in prompts], device=target.device)
+        ends = lengths.cumsum(0)
+        spans = [slice(int(end - n), int(end)) for n, end in zip(lengths, ends, strict=True)]
         groups = target.heads // target.kv_heads
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k, v = k.transpose(1, 2), v.transpose(1, 2)
-            buffers.keys[layer, rows, :, :width] = k
-            buffers.values[layer, rows, :, :width] = v
-            wide = (
-                t.repeat_interleave(groups, 1).float() for t in (k, v)
-            )  # fp32: the bf16 kernel is the slower one on a CPU
-            mixed = F.scaled_dot_product_attention(q.transpose(1, 2).float(), *wide, is_causal=True)
-            return mixed.transpose(1, 2).to(target.dtype)
+            mixed = []
+            for row, span in enumerate(spans, first):
+                heads = [t[0, span].transpose(0, 1) for t in (q, k, v)]  # heads, n, d
+                n = span.stop - span.start
+                buffers.keys[layer, row, :, :n], buffers.values[layer, row, :, :n] = heads[1:]
+                wide = [heads[0].float(), *(t.repeat_interleave(groups, 0).float() for t in heads[1:])]
+                one = F.scaled_dot_product_attention(*(t[None] for t in wide), is_causal=True)[0]
+                mixed.append(one.transpose(0, 1))  # fp32: the bf16 kernel is the slower one on a CPU
+            return torch.cat(mixed)[None].to(target.dtype)
 
-        hidden, taps = target.run(tokens, torch.arange(width, device=target.device)[None], attend)
-        buffers.taps[rows, :width] = taps
-        lengths = torch.tensor([len(p) for p in prompts], device=target.device)
-        buffers.length[rows] = lengths
-        self._record(rows, target.logits(hidden[torch.arange(len(prompts), device=target.device), lengths - 1]))
+        flat = torch.tensor([token for prompt in prompts for token in prompt], device=target.device)
+        positions = torch.cat([torch.arange(len(p), device=target.device) for p in prompts])
+        hidden, taps = target.run(flat[None], positions[None], attend)
+        for row, span in enumerate(spans, first):
+            buffers.taps[row, : span.stop - span.start] = taps[0, span]
+        buffers.length[first : len(self.live)] = lengths
+        self._record(slice(first, len(self.live)), target.logits(hidden[0, ends - 1]))
 
     def _mask(self, where: Tensor) -> Tensor:
         """Additive mask (b, 1, heads per key head, width) that shows row b its first ``where[b]`` + 1 keys."""
@@ -288,12 +317,11 @@ class _Stream:
             buffers.length[row], buffers.current[row] = buffers.length[last], buffers.current[last]
             self.live[row] = self.live[last]
         self.live.pop()
-        names = ("top_ids", "top_logits", "lse") if self.keep_top else ()
-        stacked = {name: torch.stack(state[name]).cpu() for name in names}
+        stacked = {name: torch.stack(state[name]).cpu() for name in self.kept}
         return Generation(state["index"], tokens, len(state["prompt"]), taps, stop=reason, **stacked)
 
     def __iter__(self) -> Iterator[Generation]:
-        empty = ("output", "lse", "top_ids", "top_logits")
+        empty = ("output", *self.kept)
         while self.queue or self.live:
             entering = [
                 self.queue.popleft() for _ in range(min(len(self.queue), self.batch - len(self.live), PREFILL_BATCH))
@@ -320,6 +348,7 @@ def generate(
     batch: int = 64,
     choose: Choose = greedy,
     keep_top: bool = False,
+    observe: bool = False,
     stop_loops: bool = False,
 ) -> Iterator[Generation]:
     """Answers ``prompts`` (lists of token ids) and yields every ``Generation`` when it is done, in any order.
@@ -337,5 +366,6 @@ def generate(
         eos_ids=eos_ids,
         choose=choose,
         keep_top=keep_top,
+        observe=observe,
         stop_loops=stop_loops,
     )

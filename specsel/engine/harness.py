@@ -1,11 +1,11 @@
 """Collection: asks every drafter the same question at every position of the target's own outputs and writes the run
 folder.
 
-Groups of requests are generated together; then each request is scored by itself: one teacher-forced target pass for the
-features, one batched draft per arm for all positions, acceptance by comparison. Nothing is verified: under greedy
-decoding the output does not depend on the drafter. A scored request is a small file of its own until the end, so a stop
-at any moment loses the request in flight only, and the files of a resumed run are byte-identical to those of an
-uninterrupted one.
+Groups of requests are answered together by batched decoding, which leaves the target's features behind; every finished
+answer is scored by itself: one batched draft per arm for all positions, acceptance by comparison. Nothing is verified:
+the output does not depend on the drafter. A scored request is a small file of its own until the end, so a stop at any
+moment loses the requests in flight only. A group is always answered as a whole, so the files of a run that was resumed,
+or spread over Ray workers, are byte-identical to those of a run in one go.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,15 +30,20 @@ from tqdm import tqdm
 
 from specsel import log as logs
 from specsel.engine.draft import Drafts
-from specsel.engine.generate import BatchedTarget, Choose, Generation, generate, greedy, is_looping, sampled
+from specsel.engine.generate import BatchedTarget, Generation, choice_rule, generate, is_looping
 from specsel.engine.ngram import suffix_match_lengths
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompts_sha256
-from specsel.engine.target import Features, Target
+from specsel.engine.target import Target
 from specsel.engine.train import accepted_counts
 from specsel.log import SpecselError
 
-GROUP = 16
-"""Requests generated together; a fixed grouping keeps an output independent of where a run was interrupted."""
+GROUP, ROWS = 64, 32
+"""Requests answered together, and how many of them decode at a time. Rounding depends on what is computed together, so
+the grouping is fixed."""
+TIE = 1e-3
+"""Margin of the two best scores under which rounding could have moved a choice."""
+SETTINGS = ("target", "drafters", "draft_len", "max_new_tokens", "prompts", "dtype", "decoding")
+ROUNDING = ("versions", "hardware")
 
 
 class CollectError(SpecselError):
@@ -58,78 +63,121 @@ class CollectConfig:
     seed: int = 0  # of the noise streams
     prompts: Path | None = None
 
-    def chooser(self, group: list[Prompt]) -> Choose:
-        """The choice rule of the target for a group of requests."""
-        return (
-            sampled(self.temperature, self.seed, [f"{p.workload}/{p.id}" for p in group])
-            if self.temperature
-            else greedy
-        )
+    def queue(self) -> list[Prompt]:
+        """The prompts to answer, in order: the first of every workload, so that runs of equal size share theirs."""
+        return [p for w in self.workloads for p in load_prompts(w, "eval", self.prompts, limit=self.requests)]
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One request: a row of the request table, and its log records (none when nothing followed the first token)."""
-
-    row: dict
-    records: list[dict]
-
-
-def collect(target: Target, pool: dict, out: Path, config: CollectConfig, *, drafters: dict | None = None) -> Path:
+def collect(
+    target: Target,
+    pool: dict,
+    out: Path,
+    config: CollectConfig,
+    *,
+    drafters: dict | None = None,
+    executor: str = "local",
+    workers: int = 2,
+) -> Path:
     """Collects a run folder, or resumes it, or returns at once when it is complete.
 
-    Raises CollectError when another process is collecting there or when the unfinished run was started with other
-    settings.
+    ``executor`` "ray" spreads the groups over ``workers`` actors; the files are the same. Raises CollectError when
+    another process is collecting there, when the run was started with other settings, when a drafter fails, and when
+    the disk is full; what is finished is kept.
     """
+    if executor not in ("local", "ray"):
+        raise CollectError(f"executor '{executor}' is unknown; choose local or ray.")
+    settings, parts = _settings(target, config, drafters or {}), out.parent / f".{out.name}.parts"
     if (out / "manifest.json").is_file():
-        logs.read_log(out)
+        _same(logs.read_log(out).manifest, settings, f"{out}: the run is complete, and was collected", SETTINGS)
+        shutil.rmtree(parts, ignore_errors=True)
         return out
-    settings = _settings(target, config, drafters or {})
-    parts = out.parent / f".{out.name}.parts"
     parts.mkdir(parents=True, exist_ok=True)
-    with _only_writer(parts, out):
+    with _only_writer(parts, out), _told(parts):
         started = _same_settings(parts, settings)
-        queue = [p for w in config.workloads for p in load_prompts(w, "eval", config.prompts, limit=config.requests)]
-        with tqdm(total=len(queue), unit="request", disable=None) as bar:
-            _score_all(target, pool, config, queue, parts, bar)
-        _merge(parts, out, queue, settings | {"started": started, "finished": _now()}, tuple(pool))
-        shutil.rmtree(parts)
+        collector = Collector(target, pool, config, parts)
+        _score_all(collector, executor, workers)
+        _merge(collector, out, settings | {"started": started, "finished": _now()})
+        shutil.rmtree(parts, ignore_errors=True)
     return out
 
 
-def _score_all(target: Target, pool: dict, config: CollectConfig, queue: list[Prompt], parts: Path, bar: tqdm) -> None:
-    features, bulk = Features(target), None
-    for start in range(0, len(queue), GROUP):
-        group = queue[start : start + GROUP]
-        names = [parts / f"{start + i:06d}.json" for i in range(len(group))]
-        if not all(name.is_file() for name in names):
-            bulk = bulk or BatchedTarget(target.model, target.taps, dtype=target.model.dtype)
-            answers = answer_group(bulk, target, group, config)
-            for name, prompt, answer in zip(names, group, answers, strict=True):
-                if not name.is_file():
-                    scored = score(features, pool, prompt, answer, config)
-                    logs.write_bytes_atomically(name, json.dumps(asdict(scored)).encode())
-        bar.update(len(group))
+@contextlib.contextmanager
+def _told(parts: Path) -> Iterator[None]:
+    """A failing disk as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CollectError(
+            f"{parts}: cannot be written ({error.strerror or error}). Finished requests are kept: "
+            "make room and run the same command again."
+        ) from error
 
 
-def answer_group(
-    bulk: BatchedTarget, target: Target, group: list[Prompt], config: CollectConfig
-) -> list[Generation | None]:
-    """The target's answers to a group, in order; None for a prompt that does not fit into the target's window."""
-    ids = [encode(target.tokenizer, prompt) for prompt in group]
-    fits = [i for i, tokens in enumerate(ids) if len(tokens) + config.max_new <= target.window]
-    answers: list[Generation | None] = [None] * len(group)
-    if fits:
-        choose = config.chooser([group[i] for i in fits])
-        for answer in generate(
-            bulk, [ids[i] for i in fits], max_new=config.max_new, eos_ids=target.eos_ids, batch=len(fits), choose=choose
-        ):
-            answers[fits[answer.index]] = answer
-    return answers
+def _score_all(collector: Collector, executor: str, workers: int) -> None:
+    starts = [start for start in collector.starts if not collector.done(start)]
+    if executor == "ray":
+        from specsel.engine.shards import on_ray
+
+        finished = on_ray(collector, starts, workers)
+    else:
+        finished = map(collector.score_group, starts)
+    with tqdm(total=len(collector.queue), unit="request", disable=None) as bar:
+        bar.update(len(collector.queue) - sum(len(collector.parts_of(start)) for start in starts))
+        for count in finished:
+            bar.update(count)
 
 
-def score(features: Features, pool: dict, prompt: Prompt, answer: Generation | None, config: CollectConfig) -> Scored:
-    """Drafts of every arm at every position of one answer, with accepted counts, statistics and context."""
+class Collector:
+    """Answers and scores groups of requests into a folder of parts: the work of one process, or of one Ray actor."""
+
+    def __init__(self, target: Target, pool: dict, config: CollectConfig, parts: Path) -> None:
+        self.target, self.pool, self.config, self.parts = target, pool, config, parts.absolute()
+        self.queue, self.bulk, self.group, self.rows = config.queue(), None, GROUP, ROWS
+
+    @property
+    def starts(self) -> range:
+        """The first request of every group."""
+        return range(0, len(self.queue), self.group)
+
+    def parts_of(self, start: int) -> list[Path]:
+        """The files of the group that begins at request ``start``: the request's row, then its log lines."""
+        return [self.parts / f"{i:06d}.jsonl" for i in range(start, min(start + self.group, len(self.queue)))]
+
+    def done(self, start: int) -> bool:
+        """Has every request of a group been scored?"""
+        return all(path.is_file() for path in self.parts_of(start))
+
+    def score_group(self, start: int) -> int:
+        """Answers a group and writes the parts that are not there yet, each as soon as its answer is finished; returns
+        the number of its requests."""
+        paths = self.parts_of(start)
+        prompts = self.queue[start : start + len(paths)]
+        for i, answer in self.answers(prompts):
+            if not paths[i].is_file():
+                if answer:
+                    answer.taps = answer.taps.to(self.target.model.device)
+                row, records = score(self.pool, prompts[i], answer, self.config)
+                lines = [json.dumps(row).encode() + b"\n", *map(logs.encode_row, records)]
+                logs.write_bytes_atomically(paths[i], b"".join(lines))
+        return len(paths)
+
+    def answers(self, prompts: list[Prompt]) -> Iterator[tuple[int, Generation | None]]:
+        """The target's answers with their index, in the order in which they finish; None for a prompt that does not fit
+        into the target's window."""
+        target, config = self.target, self.config
+        self.bulk = self.bulk or BatchedTarget(target.model, target.taps, dtype=target.model.dtype)
+        ids = [encode(target.tokenizer, prompt) for prompt in prompts]
+        fits = [i for i, tokens in enumerate(ids) if len(tokens) + config.max_new <= target.window]
+        yield from ((i, None) for i in range(len(prompts)) if i not in fits)
+        choose = choice_rule(config.temperature, config.seed, [prompts[i].key for i in fits])
+        options = {"max_new": config.max_new, "eos_ids": target.eos_ids, "batch": self.rows, "choose": choose}
+        for answer in generate(self.bulk, [ids[i] for i in fits], observe=True, **options):
+            yield fits[answer.index], answer
+
+
+def score(pool: dict, prompt: Prompt, answer: Generation | None, config: CollectConfig) -> tuple[dict, list[dict]]:
+    """One request: its row of the request table and its log records (none when nothing followed the first token), with
+    drafts of every arm at every position, accepted counts, statistics and context."""
     row = {
         "workload": prompt.workload,
         "request": prompt.id,
@@ -137,50 +185,46 @@ def score(features: Features, pool: dict, prompt: Prompt, answer: Generation | N
         "prompt_sha256": prompt.sha256,
     }
     if answer is None:
-        return Scored(
-            row | {"prompt_tokens": None, "output_tokens": 0, "stop": "prompt too long", "looping": False, "ties": 0},
-            [],
-        )
-    tokens, output = answer.tokens.tolist(), np.array(answer.output)
-    logits, taps, _ = features(answer.tokens[:-1].to(features.target.model.device))
-    logits = logits[answer.n_prompt - 1 :]
+        nothing = {"prompt_tokens": None, "output_tokens": 0, "stop": "prompt too long", "looping": False, "ties": 0}
+        return row | nothing, []
+    output = np.array(answer.output)
     row |= {
         "prompt_tokens": answer.n_prompt,
         "output_tokens": len(output),
         "stop": answer.stop,
         "looping": is_looping(answer.output),
+        "ties": int((answer.margin < TIE).sum()),  # choices that rounding could move on another machine
     }
     if len(output) < 2:
-        return Scored(row | {"ties": 0}, [])
-    drafts = {}
-    for arm, drafter in pool.items():
-        if arm == "cascade":
-            drafts[arm] = drafter.combine(drafts["ngram"], drafts[drafter.config.fallback])
-            continue
-        drafts[arm] = drafter.propose_all(tokens, answer.n_prompt, taps, config.draft_len)
-        if drafter.needs_taps and np.isnan(drafts[arm].confidence[drafts[arm].proposed > 0, 0]).any():
-            raise CollectError(
-                f"{prompt.workload}/{prompt.id}: drafter '{arm}' gave NaN logits; "
-                "check its weights. Finished requests are kept."
-            )
-    context = _context(logits, tokens, answer.n_prompt)
-    again = config.chooser([prompt])(logits, [0] * len(output), list(range(len(output))))
-    ties = int(
-        (again.cpu().numpy() != output).sum()
-    )  # positions where rounding moved the choice between the two passes
-    return Scored(row | {"ties": ties}, list(_records(prompt, drafts, output, context)))
-
-
-def _context(logits: torch.Tensor, tokens: list[int], n_prompt: int) -> dict[str, np.ndarray]:
-    """What is known before drafting at every anchor: suffix match, entropy and confidence of the distribution that
-    chose the anchor."""
-    log_p = torch.log_softmax(logits[:-1].float(), -1)
-    p = log_p.exp()
-    return {
-        "match_length": suffix_match_lengths(tokens, n_prompt),
-        "target_entropy": -(p * log_p).sum(-1).cpu().numpy(),
-        "target_confidence": p.amax(-1).cpu().numpy(),
+        return row, []
+    context = {
+        "match_length": suffix_match_lengths(answer.tokens.tolist(), answer.n_prompt),
+        "target_entropy": answer.entropy.numpy(),
+        "target_confidence": answer.confidence.numpy(),
     }
+    return row, list(_records(prompt, draft_all(pool, prompt, answer, config.draft_len), output, context))
+
+
+def draft_all(pool: dict, prompt: Prompt, answer: Generation, draft_len: int) -> dict[str, Drafts]:
+    """The drafts of every arm at every position of an answer; CollectError names the arm that fails."""
+    tokens, drafts = answer.tokens.tolist(), {}
+    for arm, drafter in pool.items():
+        try:
+            drafts[arm] = (
+                drafter.combine(drafts["ngram"], drafts[drafter.config.fallback])
+                if arm == "cascade"
+                else drafter.propose_all(tokens, answer.n_prompt, answer.taps, draft_len)
+            )
+        except Exception as error:
+            raise CollectError(
+                f"{prompt.key}: drafter '{arm}' failed ({type(error).__name__}: {error}). Finished requests are kept."
+            ) from error
+        drafted = np.arange(draft_len) < drafts[arm].proposed[:, None]
+        if drafter.needs_taps and np.isnan(drafts[arm].confidence[drafted]).any():
+            raise CollectError(
+                f"{prompt.key}: drafter '{arm}' gave NaN logits; check its weights. Finished requests are kept."
+            )
+    return drafts
 
 
 def _records(
@@ -223,11 +267,13 @@ def _number(value: float) -> float | int | None:
     return None if value != value else value
 
 
-def _merge(parts: Path, out: Path, queue: list[Prompt], manifest: dict, arms: tuple[str, ...]) -> None:
+def _merge(collector: Collector, out: Path, manifest: dict) -> None:
     """Joins the scored requests into the run folder; ``path_arm`` is the arm with the highest block efficiency over the
     whole run."""
-    scored = [json.loads((parts / f"{i:06d}.json").read_text(encoding="utf-8")) for i in range(len(queue))]
-    lines = b"".join(logs.encode_row(record) for part in scored for record in part["records"])
+    parts = collector.parts
+    paths = [path for start in collector.starts for path in collector.parts_of(start)]
+    texts = [path.read_bytes().partition(b"\n") for path in paths]
+    lines = b"".join(text for _, _, text in texts)
     if not lines:
         raise CollectError("no answer has more than one token; there is nothing to log.")
     whole = parts / "all.jsonl"
@@ -244,7 +290,7 @@ def _merge(parts: Path, out: Path, queue: list[Prompt], manifest: dict, arms: tu
         draft_len=manifest["draft_len"],
         label="MEASURED",
         run=out.name,
-        request_table=pd.DataFrame([part["row"] for part in scored]),
+        request_table=pd.DataFrame([json.loads(row) for row, _, _ in texts]),
         manifest={},
     )
     ready = parts / "ready"
@@ -266,20 +312,22 @@ def _only_writer(parts: Path, out: Path) -> Iterator[None]:
 
 
 def _same_settings(parts: Path, settings: dict) -> str:
-    """Start time of the run; refuses to resume a run that was started with other settings."""
+    """Start time of the run; refuses to resume a run that was started with other settings, also such as change the
+    rounding."""
     path = parts / "settings.json"
     if path.is_file():
         saved = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("target", "drafters", "draft_len", "max_new_tokens", "prompts", "dtype", "decoding"):
-            if saved["settings"][name] != json.loads(json.dumps(settings[name])):
-                raise CollectError(
-                    f"{parts}: the unfinished run was started with another '{name}'; "
-                    "use the same settings or remove the folder."
-                )
+        _same(saved["settings"], settings, f"{parts}: the unfinished run was started", (*SETTINGS, *ROUNDING))
         return saved["started"]
     started = _now()
     logs.write_bytes_atomically(path, json.dumps({"started": started, "settings": settings}).encode())
     return started
+
+
+def _same(saved: dict, settings: dict, what: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        if saved.get(name) != json.loads(json.dumps(settings[name])):
+            raise CollectError(f"{what} with another '{name}'; use the same settings, or remove the folder.")
 
 
 def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:

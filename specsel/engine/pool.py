@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import warnings
 from dataclasses import dataclass, replace
@@ -105,20 +106,39 @@ def _id(name: Path) -> str:
     return name.name if name.is_dir() else str(name)
 
 
-def describe(config: PoolConfig) -> dict[str, dict]:
-    """What the manifest says of every drafter: kind, settings, hash of the weights."""
+def checkpoint_of(folder: Path, tag: str | None = None) -> dict:
+    """Training step and name of a drafter's weights, None where unknown: from ``checkpoint.json`` ({"step", "name"})
+    where there is one, else from the training log beside them, else from a folder name of training (``random``,
+    ``step_400``); ``tag`` replaces the name."""
+    step, name = None, None
+    if (folder / "checkpoint.json").is_file():
+        found = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        step, name = found.get("step"), found.get("name")
+    elif (folder / "training.json").is_file():
+        step, name = json.loads((folder / "training.json").read_text(encoding="utf-8")).get("best_step"), "best"
+    elif match := re.fullmatch(r"random|step_(\d+)", folder.name):
+        step, name = int(match[1] or 0), folder.name
+    return {"step": step, "checkpoint": tag or name}
+
+
+def describe(config: PoolConfig, tag: str | None = None) -> dict[str, dict]:
+    """What the manifest says of every drafter: kind, settings, hash of the weights, and of the trained ones their step
+    and the name of the checkpoint (``tag``, if given)."""
 
     def weights(folder: Path) -> str:
         files = sorted(
             p
             for p in locate(folder).iterdir()
-            if p.suffix in (".safetensors", ".bin", ".json") and p.name != "training.json"
+            if p.suffix in (".safetensors", ".bin", ".json") and p.name not in ("training.json", "checkpoint.json")
         )
         return hashlib.sha256("".join(sha256_of(p) for p in files).encode()).hexdigest()
 
+    def trained(folder: Path, kind: str) -> dict:
+        return {"id": _id(folder), "kind": kind, "sha256": weights(folder)} | checkpoint_of(locate(folder), tag)
+
     return {
-        "dflash": {"id": _id(config.dflash), "kind": "block diffusion, one pass", "sha256": weights(config.dflash)},
-        "eagle": {"id": _id(config.eagle), "kind": "EAGLE-3 head, greedy chain", "sha256": weights(config.eagle)},
+        "dflash": trained(config.dflash, "block diffusion, one pass"),
+        "eagle": trained(config.eagle, "EAGLE-3 head, greedy chain"),
         "ngram": {
             "kind": "longest suffix, most recent occurrence",
             "n_min": config.ngram.n_min,

@@ -42,6 +42,11 @@ class Prompt:
     category: str = ""
 
     @property
+    def key(self) -> str:
+        """Name of the request, and of its noise stream when sampling."""
+        return f"{self.workload}/{self.id}"
+
+    @property
     def sha256(self) -> str:
         """Hash over the messages; the log carries this instead of the text."""
         return hashlib.sha256(json.dumps(self.messages, sort_keys=True).encode()).hexdigest()

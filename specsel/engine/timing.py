@@ -147,7 +147,7 @@ def _bookkeeping(cache, context: int, draft: list[int], logits: torch.Tensor) ->
     """What a block costs besides drafting and the target pass: trie, mask, choice, acceptance, roll-back."""
     trie = merge(0, [draft])
     attention_mask(trie, context, logits.device)
-    accepted, _, _ = accept(draft, greedy(logits, [], []).tolist(), remaining=len(draft) + 1, eos_ids=())
+    accepted, _, _ = accept(draft, greedy(logits, [], []).argmax(-1).tolist(), remaining=len(draft) + 1, eos_ids=())
     keep(cache, context, context + torch.arange(accepted + 1, device=logits.device))
 
 

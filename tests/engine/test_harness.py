@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import random
+import signal
+import time
+from dataclasses import replace
 
+import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import make_dflash, make_eagle
+from conftest import VOCAB, make_dflash, make_eagle
 
 from specsel import log as logs
 from specsel.engine import harness
 from specsel.engine.decode import Decoder, always
+from specsel.engine.equality import check_engine, first_difference
 from specsel.engine.harness import CollectConfig, CollectError, collect
 from specsel.engine.prompts import PromptError, encode, load_prompts
 
@@ -89,10 +97,165 @@ def test_other_settings_do_not_resume(target, pool, config, tmp_path, monkeypatc
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(harness, "score", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         collect(target, pool, tmp_path / "run", config)
-    from dataclasses import replace
-
-    with pytest.raises(CollectError, match="another 'draft_len'"):
+    with pytest.raises(CollectError, match="unfinished run was started with another 'draft_len'"):
         collect(target, pool, tmp_path / "run", replace(config, draft_len=3))
+    collect(target, pool, tmp_path / "run", config)
+    with pytest.raises(CollectError, match="complete, and was collected with another 'max_new_tokens'"):
+        collect(target, pool, tmp_path / "run", replace(config, max_new=20))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(target, pool, config, tmp_path, monkeypatch):
+    """Twenty-four times kill -9 at a random moment, over as many runs as that takes: every run ends as the one that was
+    left alone."""
+    monkeypatch.setattr(harness, "GROUP", 2)
+    config = replace(config, workloads=("alpha",), max_new=10)
+    started = time.monotonic()
+    whole = hashes(collect(target, pool, tmp_path / "whole", config))
+    seconds = time.monotonic() - started
+    rng, kills, runs = random.Random(1), 0, 1
+    while kills < 24:
+        run = tmp_path / f"run{runs}"
+        child = os.fork()
+        if not child:
+            collect(target, pool, run, config)
+            os._exit(0)
+        time.sleep(rng.uniform(0, seconds))
+        os.kill(child, signal.SIGKILL)
+        kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        if (run / "manifest.json").is_file():
+            assert hashes(run) == whole
+            runs += 1
+    assert hashes(collect(target, pool, run, config)) == whole
+    assert logs.validate(run) == []
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(target, pool, config, tmp_path, monkeypatch):
+    """The fifth write finds no space: the parts before it are whole, and the next run ends with the usual bytes."""
+    whole = hashes(collect(target, pool, tmp_path / "whole", config))
+    writes = iter(range(99))
+
+    def fsync(handle):
+        if next(writes) >= 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(CollectError, match="No space left on device.*make room"):
+        patch.setattr(os, "fsync", fsync)
+        collect(target, pool, tmp_path / "run", config)
+    assert not (tmp_path / "run").exists()
+    assert len(list((tmp_path / ".run.parts").glob("0*.jsonl"))) == 3
+    assert not list((tmp_path / ".run.parts").glob("*.part"))
+    assert hashes(collect(target, pool, tmp_path / "run", config)) == whole
+
+
+def test_a_drafter_that_raises_is_named_and_finished_requests_are_kept(target, pool, config, tmp_path):
+    class Failing(type(pool["eagle"])):
+        calls = 0
+
+        def propose_all(self, *args):
+            Failing.calls += 1
+            if Failing.calls == 4:
+                raise RuntimeError("shape mismatch")
+            return super().propose_all(*args)
+
+    failing = Failing(pool["eagle"].head, pool["eagle"].embedding)
+    with pytest.raises(CollectError, match=r"drafter 'eagle' failed \(RuntimeError: shape mismatch\)") as caught:
+        collect(target, pool | {"eagle": failing}, tmp_path / "run", config)
+    assert "\n" not in str(caught.value)
+    assert len(list((tmp_path / ".run.parts").glob("0*.jsonl"))) == 3
+    whole = hashes(collect(target, pool, tmp_path / "whole", config))
+    assert hashes(collect(target, pool, tmp_path / "run", config)) == whole
+
+
+def test_a_prompt_of_one_token_and_an_answer_that_ends_at_once(target, features, pool, config, tmp_path):
+    """One token is enough to draft from; an answer of one token is in the request table and has no position."""
+    path = tmp_path / "alpha.eval.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows[0]["messages"][0]["content"] = "x"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    second = load_prompts("alpha", "eval", tmp_path)[1]
+    first = int(features(torch.tensor(encode(target.tokenizer, second)))[0][-1].argmax())
+    log = logs.read_log(collect(replace(target, eos_ids=(first,)), pool, tmp_path / "run", config))
+    table = log.request_table.set_index("request")
+    assert table.loc["alpha/0", "prompt_tokens"] == 1 and "alpha/0" in log.requests
+    assert (table.loc["alpha/1", "output_tokens"], table.loc["alpha/1", "stop"]) == (1, "eos")
+    assert "alpha/1" not in log.requests and log.complete
+
+
+def test_a_run_in_which_every_answer_ends_at_once_says_so(target, pool, config, tmp_path):
+    with pytest.raises(CollectError, match="nothing to log"):
+        collect(replace(target, eos_ids=tuple(range(VOCAB))), pool, tmp_path / "run", config)
+
+
+def test_the_request_table_and_the_records_hold_what_the_schema_promises(target, pool, config, tmp_path):
+    """Category, loops and ties per request; context and all four statistics wherever a neural arm drafted."""
+    from specsel.engine.generate import is_looping
+
+    log = logs.read_log(collect(target, pool, tmp_path / "run", replace(config, max_new=60)))
+    table = log.request_table
+    assert set(table["category"]) == {"real:x"} and (table["ties"] >= 0).all() and len(table) == 10
+    assert set(log.context) == set(logs.CONTEXT) and not any(np.isnan(v).any() for v in log.context.values())
+    for arm in ("dflash", "eagle"):
+        k = log.arms.index(arm)
+        assert (log.proposed[:, k] > 0).all()
+        assert all((log.stats[name][:, k] > 0).all() for name in logs.STATS)
+    collector = harness.Collector(target, pool, replace(config, max_new=60), tmp_path)
+    for i, answer in collector.answers(collector.queue):
+        row = table[table["request"] == collector.queue[i].id].iloc[0]
+        assert row["looping"] == is_looping(answer.output) and row["output_tokens"] == len(answer.output)
+    assert is_looping([7, 8] * 20) and not is_looping(list(range(40)))
+
+
+def test_a_sampled_run_is_what_the_engine_does_with_the_same_noise(target, features, pool, config, tmp_path):
+    """At temperature 0.7 every fixed arm makes the blocks of replay, and the output is not the greedy one."""
+    sampled = replace(config, temperature=0.7, seed=3)
+    run = collect(target, pool, tmp_path / "run", sampled)
+    assert json.loads((run / "manifest.json").read_text())["decoding"] == {
+        "mode": "sampled",
+        "temperature": 0.7,
+        "seed": 3,
+    }
+    found = check_engine(features, pool, run, prompts=config.prompts)
+    assert set(found["arms"]) == set(pool)
+    assert all(c["requests"] == c["equal"] == 10 for c in found["arms"].values())
+    greedy = collect(target, pool, tmp_path / "greedy", config)
+    assert hashes(run)["blocks_alpha.jsonl.gz"] != hashes(greedy)["blocks_alpha.jsonl.gz"]
+
+
+@pytest.mark.slow
+def test_two_ray_workers_write_the_bytes_of_one_process(target, pool, config, tmp_path, monkeypatch):
+    """Ten requests in groups of four over two actors; an actor's error arrives as one sentence, and the run resumes."""
+    ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
+    ray.cloudpickle.register_pickle_by_value(conftest)
+    monkeypatch.setattr(harness, "GROUP", 4)
+    whole = hashes(collect(target, pool, tmp_path / "whole", config))
+    broken = make_eagle(target)
+    broken.head.lm_head.weight = torch.nn.Parameter(
+        torch.full_like(broken.head.lm_head.weight, float("nan")), requires_grad=False
+    )
+    with pytest.raises(CollectError, match="drafter 'eagle' gave NaN"):
+        collect(target, pool | {"eagle": broken}, tmp_path / "run", config, executor="ray", workers=2)
+    assert hashes(collect(target, pool, tmp_path / "run", config, executor="ray", workers=2)) == whole
+
+
+def test_an_unknown_executor_is_refused(target, pool, config, tmp_path):
+    with pytest.raises(CollectError, match="choose local or ray"):
+        collect(target, pool, tmp_path / "run", config, executor="slurm")
+
+
+def test_the_manifest_tells_step_and_checkpoint_of_a_drafter(tmp_path):
+    from specsel.engine.pool import checkpoint_of
+
+    folder = tmp_path / "step_400"
+    folder.mkdir()
+    assert checkpoint_of(folder) == {"step": 400, "checkpoint": "step_400"}
+    (folder / "training.json").write_text('{"best_step": 320}', encoding="utf-8")
+    assert checkpoint_of(folder, "final") == {"step": 320, "checkpoint": "final"}
+    (folder / "checkpoint.json").write_text('{"step": 40, "name": "early"}', encoding="utf-8")
+    assert checkpoint_of(folder) == {"step": 40, "checkpoint": "early"}
+    (tmp_path / "random").mkdir()
+    assert checkpoint_of(tmp_path / "random") == {"step": 0, "checkpoint": "random"}
 
 
 def test_a_second_collector_on_one_folder_is_refused(target, pool, config, tmp_path):
@@ -146,10 +309,6 @@ def test_a_missing_or_changed_prompt_file_is_named(tmp_path):
 def test_the_engine_check_finds_a_planted_difference(target, features, pool, config, tmp_path):
     """On a true log every request is equal for every arm; after one accepted count is changed, exactly that request is
     not."""
-    from dataclasses import replace
-
-    from specsel.engine.equality import check_engine, first_difference
-
     run = collect(target, pool, tmp_path / "run", config)
     found = check_engine(features, pool, run, arms=tuple(pool), prompts=config.prompts)
     assert all(c["requests"] == c["equal"] == 10 and c["blocks"] > 10 for c in found["arms"].values())

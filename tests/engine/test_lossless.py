@@ -208,8 +208,8 @@ def test_sampled_blocks_follow_the_enumerated_distribution(target, features):
     }
     for seed in range(4000):
         choose = sampled(0.7, seed, ["w/1"])
-        first = int(choose(restrict(logits[()]), [0], [0]))
-        choices = [first, int(choose(restrict(logits[allowed[first],]), [0], [1]))]
+        first = int(choose(restrict(logits[()]), [0], [0]).argmax(-1))
+        choices = [first, int(choose(restrict(logits[allowed[first],]), [0], [1]).argmax(-1))]
         accepted, emitted, _ = accept([0], choices, remaining=2, eos_ids=())
         emitted = emitted if accepted else [emitted[0], choices[1]]
         counts[emitted[0], emitted[1]] += 1

@@ -1,11 +1,10 @@
 """The real pool on real prompts: the committed log is what the engine does, and nothing that drafts changes the output.
 
-Needs the embedded target (`specsel fetch`) and the prompt files (SPECSEL_PROMPTS, or the folder beside the checkout).
+Needs the embedded target (`specsel fetch`) and the prompt files (SPECSEL_PROMPTS, else data/prompts).
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from specsel.engine import target as targets
 from specsel.engine.decode import Decoder, always, plain
 from specsel.engine.equality import first_difference, margin_at
 from specsel.engine.pool import PoolConfig, load_pool
-from specsel.engine.prompts import encode, load_prompts
+from specsel.engine.prompts import default_folder, encode, load_prompts
 from specsel.engine.target import Features, load_target
 from specsel.engine.train import TrainConfig, new_dflash, new_eagle, randomise
 
@@ -28,16 +27,14 @@ TIE = 1e-3
 shapes."""
 
 
-def prompt_folder() -> Path:
-    return Path(os.environ.get("SPECSEL_PROMPTS") or ROOT.parent / "shared" / "data" / "prompts")
-
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not (targets.home() / "targets" / targets.EMBEDDED).is_dir(), reason="run `specsel fetch` first"
     ),
-    pytest.mark.skipif(not prompt_folder().is_dir(), reason="no prompt files: set SPECSEL_PROMPTS"),
+    pytest.mark.skipif(
+        not (default_folder() / "gsm8k.eval.jsonl").is_file(), reason="no prompt files: set SPECSEL_PROMPTS"
+    ),
 ]
 
 
@@ -54,7 +51,7 @@ def requests():
     """The first logged request of each workload: (index in the log, prompt)."""
     log = logs.read_log(RUN)
     first = [int(np.flatnonzero(log.workload == w)[0]) for w in range(len(log.workloads))]
-    texts = {w: {p.id: p for p in load_prompts(w, "eval", prompt_folder())} for w in log.workloads}
+    texts = {w: {p.id: p for p in load_prompts(w, "eval")} for w in log.workloads}
     return log, [(r, texts[log.workloads[log.workload[r]]][log.requests[r]]) for r in first]
 
 
