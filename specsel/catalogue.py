@@ -6,7 +6,8 @@ which arm looks text up, or that are fitted, learn it from ``fit_on``. Not handl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 
 from specsel import contextual as ctx
 from specsel import policies as free
-from specsel.decisions import Policy, View
+from specsel.decisions import Policy, View, base_name
 from specsel.log import PositionLog, SpecselError
 from specsel.replay import Plan, fixed, follow, oracle_plan
 from specsel.streams import feature_column
@@ -50,6 +51,7 @@ ALIASES = {
     "cas_spec": "ema_per_cost", "whiflash": "entropy_gate",
 }
 PERSISTENT = ("ftl", "ucb1", "hedge_anytime", "gaussian_thompson")  # without context, also shown with state kept
+DETERMINISTIC = ("ucb1", "ucbspec_paper", "ftl", "last_winner", "contextual_ftl")  # ties decide, not random numbers
 PLANS = ("best_fixed", "best_fixed_workload", "best_fixed_request", "oracle_block", "oracle_dp")
 
 # main parameter of each policy and the values that tuning and the sensitivity chart try: the same number for all
@@ -107,18 +109,31 @@ def learner_names() -> tuple[str, ...]:
     return (*BASES, *CONTEXTUAL)
 
 
+def allowed(log: PositionLog, names: Iterable[str]) -> dict[str, Policy]:
+    """The learners of these names that the log allows."""
+    found = {}
+    for name in names:
+        with suppress(SpecselError):
+            found[name] = policy_by_name(name, log)
+    return found
+
+
+def context_of(policy: Policy) -> str:
+    """How often what a policy reads changes: "no context", or by "workload", "request" (decides once) or "block"."""
+    bases = set(map(base_name, policy.reads))
+    if not bases:
+        return "no context"
+    if isinstance(policy, ctx.Router) and not policy.every:
+        return "request"
+    return "workload" if bases == {"workload"} else "block"
+
+
 def describe(log: PositionLog) -> pd.DataFrame:
     """One row per policy that the log allows: name, source, what it sees and reads, how delayed counts reach it."""
-    rows = []
-    for name in learner_names():
-        try:
-            policy = policy_by_name(name, log)
-        except SpecselError:
-            continue
-        release = policy.release if policy.sees in ("every arm", "either") else ""
-        rows.append({"policy": name, "source": policy.source, "sees": policy.sees, "reads": ", ".join(policy.reads),
-                     "release": release, "setting": repr(policy)})
-    return pd.DataFrame(rows)
+    return pd.DataFrame([
+        {"policy": name, "source": policy.source, "sees": policy.sees, "reads": ", ".join(policy.reads),
+         "release": policy.release if policy.sees in ("every arm", "either") else "", "setting": repr(policy)}
+        for name, policy in allowed(log, learner_names()).items()])
 
 
 def _fixed_plan(name: str, log: PositionLog) -> Plan:

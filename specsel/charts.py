@@ -260,11 +260,34 @@ def skill_forest(table: pd.DataFrame) -> alt.LayerChart:
                 text="note")
 
 
-def policy_dots(table: pd.DataFrame, *, best_fixed: float | None = None) -> alt.LayerChart:
-    """Policies and oracles, sorted, against best fixed; columns policy, kind, block_efficiency, low, high."""
-    ordered = table.sort_values(["block_efficiency", "policy"], ascending=[False, True], kind="stable")
-    return dots(ordered, label="policy", value="block_efficiency", group="kind", reference=best_fixed,
-                title="Policies and oracles under exact replay", axis="block efficiency, tokens per block")
+def regret_chart(table: pd.DataFrame) -> alt.LayerChart:
+    """Tokens lost over the blocks of a request; `curves.Curves.regret`."""
+    return lines(table, x="block", y="regret", series="series", title="Regret within a request", reference=0.0,
+                 x_axis="block of the request", y_axis="tokens behind, so far", whole_x=True)
+
+
+def pull_shares(table: pd.DataFrame) -> alt.LayerChart:
+    """Share of blocks per arm, so far, of one policy; `curves.Curves.shares` or `log_shares`."""
+    x = "block" if "block" in table else "request"
+    return lines(table, x=x, y="share", series="series", title=f"Arms that {table['policy'].iloc[0]} chooses",
+                 x_axis="block of the request" if x == "block" else "request", y_axis="share of blocks, so far",
+                 percent=True, whole_x=True)
+
+
+def extra_blocks(table: pd.DataFrame) -> alt.LayerChart:
+    """Blocks beyond those of the best fixed arm over the requests of the log; `curves.Curves.extra`."""
+    return lines(table, x="request", y="extra", series="series", title="Blocks against the best fixed arm",
+                 x_axis="request", y_axis="extra blocks so far, relative", whole_x=True, reference=0.0)
+
+
+def sensitivity_map(table: pd.DataFrame) -> alt.LayerChart:
+    """Difference to the best fixed arm at every trial of every policy; `tuning.sensitivity`."""
+    ends = table.groupby("policy", sort=False)["setting"].agg(["first", "last"])
+    names = {p: f"{p}, {parameter} {ends['first'][p]:g} to {ends['last'][p]:g}"
+             for p, parameter in zip(table["policy"], table["parameter"], strict=True)}
+    return heat_map(table.assign(policy=table["policy"].map(names), place=table["place"].astype(str)), x="place",
+                    y="policy", value="value", title="Every trial against the best fixed arm, tokens per block",
+                    x_axis="setting of the main parameter, first to last", y_axis="policy")
 
 
 def headroom_dots(table: pd.DataFrame) -> alt.LayerChart:

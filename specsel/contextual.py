@@ -202,7 +202,7 @@ class EXP4(SampledPolicy):
     def advice(self, view: View) -> np.ndarray:
         """(n, E, K) distribution over the arms of each expert."""
         arms = np.array([expert.choose({}, view, None) for expert in self.experts]).T
-        return (arms[:, :, None] == np.arange(view.n_arms)).astype(float)
+        return np.eye(view.n_arms)[arms]
 
     def probabilities(self, state: State, view: View) -> np.ndarray:
         mixed = softmax(state["log_weight"])[:, None, :] @ self.advice(view)

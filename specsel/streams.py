@@ -176,9 +176,12 @@ class DelayQueue:
         """(streams, feedback) of everything that the text has now reached, oldest block first."""
         ready = self.due <= reached[:, None, None]
         self.due[ready] = NEVER
-        filled = np.flatnonzero(ready.any(axis=(0, 2)))
-        for slot in sorted(filled, key=lambda s: (s - self.now) % self.slots):
-            rows = np.flatnonzero(ready[:, slot].any(axis=1))
+        oldest_first = (self.now + np.arange(self.slots)) % self.slots
+        waiting = ready.any(axis=2)[:, oldest_first]
+        while len(rows := np.flatnonzero(waiting.any(axis=1))):  # the oldest block of every stream that has one
+            place = waiting[rows].argmax(axis=1)
+            waiting[rows, place] = False
+            slot = oldest_first[place]
             seen, features = ready[rows, slot], {f: c[rows, slot] for f, c in self.features.items()}
             view = View(seen.shape[1], self.draft_len, self.block[rows, slot], features)
             yield rows, Feedback(view, self.arms[rows, slot], self.counts[rows, slot] * seen, seen)

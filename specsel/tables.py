@@ -17,7 +17,6 @@ from specsel.claims import Claim, Ledger, in_table, publish, render
 from specsel.statistics import Estimate
 
 Claims = Ledger | Iterable[Claim]
-CONTEXT_SETTING = "feature|Contextual|Router|Gate|Lin|expert"  # in the setting of a policy that reads context
 INTERVAL = re.compile(r"\[[^\[\]]*, [^\[\]]*\]|(?<=\d) (?=[%µm]?s?\b|%|tokens)")  # never broken over two lines
 
 
@@ -208,7 +207,7 @@ def side_by_side(claims: Claims, **patterns: str) -> pd.DataFrame:
 
 def name_policies(table: pd.DataFrame) -> pd.DataFrame:
     """The table of `tuning.compare` with one name per row (policy, feedback, state) and its kind: hindsight, no
-    context, context.
+    context, context by workload, request or block.
     """
 
     def name(row: Mapping[str, str]) -> str:
@@ -218,12 +217,8 @@ def name_policies(table: pd.DataFrame) -> pd.DataFrame:
         ]
         return ", ".join([row["policy"].replace(":", " "), *filter(None, extra)])
 
-    context = table["setting"].str.contains(CONTEXT_SETTING, regex=True)
-    kind = [
-        "hindsight" if sees == "hindsight" else "with context" if c else "without context"
-        for sees, c in zip(table["sees"], context, strict=True)
-    ]
-    return table.assign(policy=[name(row) for row in table.to_dict("records")], kind=kind)
+    return table.assign(policy=[name(row) for row in table.to_dict("records")],
+                        kind=table["context"].replace({c: f"context by {c}" for c in ("workload", "request", "block")}))
 
 
 def honest(named: pd.DataFrame) -> pd.DataFrame:

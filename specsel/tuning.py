@@ -1,8 +1,8 @@
-"""Experiments on policies: tuning on training requests, the policy table, regret and pull-share curves, a prediction.
+"""Experiments on policies: tuning on training requests, the policy table, sensitivity, a prediction.
 
 Every policy with a main parameter gets the same number of trials on the training requests, is frozen, and is compared
 on the other requests: requests are resampled, differences are paired, and the best fixed arm is chosen anew in every
-resample. Not handled here: how policies decide, charts, prose.
+resample. Not handled here: how policies decide, what happens on the way (`curves`), charts, prose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from specsel.catalogue import GRIDS, PERSISTENT, PLANS, learner_names, policy_by_name
+from specsel.catalogue import GRIDS, PERSISTENT, PLANS, allowed, context_of, learner_names, policy_by_name
 from specsel.decisions import Policy
 from specsel.log import PositionLog, SpecselError
 from specsel.replay import (
@@ -31,7 +31,8 @@ from specsel.replay import (
 from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, holm, pooled_ratio
 
 SEEDS = tuple(range(20))  # of every policy that draws at random
-TUNE_ONE_BY_ONE = 150  # training requests for tuning with state kept, where requests cannot run side by side
+FEW = 5  # seeds for tuning, and where state is kept
+TUNE_ONE_BY_ONE = 60  # training requests for tuning with state kept, where requests cannot run side by side
 
 
 def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog]:
@@ -70,7 +71,7 @@ def _pooled(runs: list[Replay]) -> tuple[Replay, float | None]:
 
 def trials(log: PositionLog, name: str, *, feedback: str | None = None, reset: str = "request",
            seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
-    """Every value of a policy's main parameter: policy, parameter, value, block_efficiency, setting (the policy)."""
+    """Every value of a policy's main parameter: policy, parameter, value, block_efficiency, setting, found (Replay)."""
     policy = policy_by_name(name, log)
     parameter, values = GRIDS.get(name, (None, (None,)))
     rows = []
@@ -78,7 +79,7 @@ def trials(log: PositionLog, name: str, *, feedback: str | None = None, reset: s
         setting = policy if parameter is None else replace(policy, **{parameter: value})
         found, _ = evaluate(log, setting, feedback=feedback, reset=reset, seeds=seeds)
         rows.append({"policy": name, "parameter": parameter, "value": value, "block_efficiency": found.block_efficiency,
-                     "setting": setting})
+                     "setting": setting, "found": found})
     return pd.DataFrame(rows)
 
 
@@ -88,15 +89,48 @@ def tune(log: PositionLog, name: str, **options) -> Policy:
     return table["setting"][int(table["block_efficiency"].argmax())]
 
 
-def arm_order(log: PositionLog, names: Iterable[str], *, seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
-    """What "ties go to the lowest index" is worth: block efficiency with the arms as listed and in reverse."""
+def late(policy: Policy) -> str:
+    """The kind of feedback that a live engine could give: the chosen arm's count, or all counts as the text shows them.
+    """
+    return "delayed" if policy.sees == "every arm" else "bandit"
+
+
+def sensitivity(log: PositionLog, *, rng: np.random.Generator, names: Iterable[str] = tuple(GRIDS),
+                seeds: Sequence[int] = SEEDS[:FEW], n_resamples: int = 1000) -> pd.DataFrame:
+    """All trials of all policies that the log allows: policy, parameter, setting, place (from 1), value, low, high.
+
+    value is the paired difference to the best fixed arm in tokens per block, with feedback as late as in an engine.
+    """
+    parts = [trials(log, name, feedback=late(policy), seeds=seeds) for name, policy in allowed(log, names).items()]
+    if not parts:
+        return pd.DataFrame(columns=["policy", "parameter", "setting", "place", "value", "low", "high"])
+    every = pd.concat(parts)
+    gaps = _differences(log, list(every["found"]), rng, n_resamples)
+    rows = [{"policy": t.policy, "parameter": t.parameter, "setting": t.value, "place": t.Index + 1, "value": gap.value,
+             "low": gap.low, "high": gap.high}
+            for t, gap in zip(every.itertuples(), (gaps[i, "fixed"] for i in range(len(every))), strict=True)]
+    return pd.DataFrame(rows)
+
+
+def arm_order(log: PositionLog, names: Iterable[str], *, rng: np.random.Generator, seeds: Sequence[int] = SEEDS,
+              n_resamples: int = 1000) -> pd.DataFrame:
+    """What "ties go to the lowest index" is worth: columns policy, as_listed, reversed (block efficiency with the arms
+    in that order), and their paired difference value, low, high.
+    """
     turned = replace(log, arms=log.arms[::-1], proposed=log.proposed[:, ::-1], accepted=log.accepted[:, ::-1],
                      source=None, stats={n: v[:, ::-1] for n, v in log.stats.items()})
     rows = []
-    for name in names:
-        pair = [evaluate(part, policy_by_name(name, part), seeds=seeds)[0].block_efficiency for part in (log, turned)]
-        rows.append({"policy": name, "as_listed": pair[0], "reversed": pair[1]})
-    return pd.DataFrame(rows)
+    for name in allowed(log, names):
+        pair = []
+        for part in (log, turned):
+            policy = policy_by_name(name, part)
+            pair.append(evaluate(part, policy, feedback=late(policy), seeds=seeds)[0])
+        gap = bootstrap_requests(lambda s: pooled_ratio(s[:, 1]) - pooled_ratio(s[:, 0]),
+                                 np.stack([p.totals for p in pair], axis=1), strata=log.workload, rng=rng,
+                                 n_resamples=n_resamples)
+        rows.append({"policy": name, "as_listed": pair[0].block_efficiency, "reversed": pair[1].block_efficiency,
+                     "value": gap.value, "low": gap.low, "high": gap.high})
+    return pd.DataFrame(rows, columns=["policy", "as_listed", "reversed", "value", "low", "high"])
 
 
 # ---- the policy table
@@ -121,17 +155,20 @@ def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
         return []
     if isinstance(base, Plan):
         found, _ = evaluate(job.test, base, name=job.name)
-        return [({"policy": job.name, "sees": "hindsight", "feedback": "", "reset": "", "setting": ""}, found)]
+        return [({"policy": job.name, "source": "", "sees": "hindsight", "context": "hindsight", "feedback": "",
+                  "reset": "", "setting": ""}, found)]
     rows, keeps = [], job.name in PERSISTENT or (base.reads and base.sees != "nothing")
     for reset in ("request", "never") if keeps else ("request",):
         policy = base
         if job.tuned and job.name in GRIDS:
             some = slice(TUNE_ONE_BY_ONE) if reset == "never" else slice(None)
-            policy = tune(job.train.select(some), job.name, feedback=setups(base)[0], reset=reset, seeds=job.seeds[:5])
+            options = {"feedback": setups(base)[0], "reset": reset, "seeds": job.seeds[:FEW]}
+            policy = tune(job.train.select(some), job.name, **options)
         for feedback, (found, spread) in _evaluate_each(job.test, policy, reset, job).items():
             shown = "" if policy.sees == "nothing" else feedback
-            rows.append(({"policy": job.name, "sees": policy.sees, "feedback": shown, "reset": reset,
-                          "setting": repr(policy), "seed_sd": spread}, found))
+            rows.append(({"policy": job.name, "source": policy.source, "sees": policy.sees,
+                          "context": context_of(policy), "feedback": shown, "reset": reset, "setting": repr(policy),
+                          "seed_sd": spread}, found))
     return rows
 
 
@@ -140,7 +177,7 @@ def _evaluate_each(log: PositionLog, policy: Policy, reset: str, job: _Job) -> d
     kinds = setups(policy)
     if reset == "request":
         return {f: evaluate(log, policy, feedback=f, seeds=job.seeds, name=job.name) for f in kinds}
-    seeds = job.seeds if policy.draws(log.n_arms) else (None,)
+    seeds = job.seeds[:FEW] if policy.draws(log.n_arms) else (None,)
     runs = replay_runs(log, policy, [(s, f) for f in kinds for s in seeds], reset=reset, name=job.name)
     return {f: _pooled(runs[i * len(seeds):(i + 1) * len(seeds)]) for i, f in enumerate(kinds)}
 
@@ -151,9 +188,10 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
     """The policy table on the test requests, one row per policy, feedback and reset.
 
     A policy is tuned once per reset, under the first kind of feedback it takes, and then frozen. (With state kept, on
-    at most 150 training requests.)
+    at most ``TUNE_ONE_BY_ONE`` training requests, and the table has at most ``FEW`` seeds.)
 
-    Columns: policy, sees, feedback, reset, setting, seed_sd, block_efficiency, then ``fixed`` and ``dp``: the paired
+    Columns: policy, source, sees, context (see `catalogue.context_of`), feedback, reset, setting, seed_sd,
+    block_efficiency, then ``fixed`` and ``dp``: the paired
     difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, ``fixed_p``
     after Holm's correction (``attrs["least_p"]`` is the smallest that so many resamples can give); ``share:ARM`` are
     shares of blocks. Policies that the log does not allow are left out.
@@ -243,38 +281,3 @@ def verdict(predicted: Estimate, measured: Estimate) -> str:
     effect = "a gain" if measured.low > 0 else "a loss" if measured.high < 0 else "no measurable benefit"
     inside = measured.low <= predicted.value <= measured.high
     return f"The prediction is {'confirmed' if inside else 'falsified'}: the log shows {effect}."
-
-
-# ---- curves
-
-
-def regret_within_request(log: PositionLog, found: Replay) -> pd.DataFrame:
-    """Cumulative regret in tokens by block of a request, on the policy's own blocks; needs ``keep_path=True``.
-
-    Columns: block (from 1), requests (that run so long), regret_fixed (to the request's best fixed arm), regret_block
-    (to the best arm of each block), and share:ARM at that block. A block adds the mean over the requests that have it.
-    """
-    rows, arms = found.path.rows, found.path.arms
-    request = np.searchsorted(log.starts, rows, side="right") - 1
-    first = np.concatenate([[0], np.cumsum(np.bincount(request, minlength=log.n_requests))[:-1]])
-    block = np.arange(len(rows)) - first[request]
-    emitted, each = log.emitted[rows], np.arange(len(rows))
-    own = emitted[each, arms]
-    best = np.stack([fixed(log, k).blocks for k in range(log.n_arms)], axis=1).argmin(axis=1)[request]
-    n = np.bincount(block)
-    table = {"block": np.arange(1, len(n) + 1), "requests": n,
-             "regret_fixed": np.cumsum(np.bincount(block, weights=emitted[each, best] - own) / n),
-             "regret_block": np.cumsum(np.bincount(block, weights=emitted.max(axis=1) - own) / n)}
-    shares = {f"share:{a}": np.bincount(block, weights=arms == k) / n for k, a in enumerate(log.arms)}
-    return pd.DataFrame({**table, **shares})
-
-
-def regret_over_log(found: Replay, base: Replay) -> pd.DataFrame:
-    """Blocks needed beyond another replay and shares of pulls, cumulative over requests in the order of the log.
-
-    Columns: request (from 1), extra_blocks, and share:ARM.
-    """
-    pulls = found.pulls.cumsum(axis=0)
-    shares = pulls / pulls.sum(axis=1, keepdims=True)
-    return pd.DataFrame({"request": np.arange(1, len(pulls) + 1), "extra_blocks": np.cumsum(found.blocks - base.blocks),
-                         **{f"share:{a}": shares[:, k] for k, a in enumerate(found.arms)}})

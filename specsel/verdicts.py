@@ -17,7 +17,7 @@ import pandas as pd
 from specsel.breakeven import Costs
 from specsel.claims import Claim, make_claim, render
 from specsel.statistics import Estimate
-from specsel.tables import CONTEXT_SETTING, Claims, pick
+from specsel.tables import Claims, pick
 
 SOURCE = "the original study, measured there"
 MATERIAL = 0.02  # a gain whose upper limit is below this is called too small to matter
@@ -141,40 +141,80 @@ def engine(check: pd.DataFrame) -> str:
 
 
 def learners(table: pd.DataFrame) -> dict[str, str]:
-    """Does any learner beat the best fixed arm, without and with context, and how much is left? The table of
-    `tuning.compare`.
+    """Does any learner beat the best fixed arm, by what it reads, and how much of the exact headroom is left?
 
-    Differences are paired and Holm-corrected over the whole table.
+    From the table of `tuning.compare`. Rows with immediate counts of every arm, which no engine has, are left out;
+    differences are paired and Holm-corrected over the whole table.
     """
-    rows = table[table["sees"] != "hindsight"]
-    context = rows["setting"].str.contains(CONTEXT_SETTING, regex=True).astype(bool)
-    best = rows.loc[rows["block_efficiency"].idxmax()]
-    exact = table.loc[table["policy"] == "oracle_dp", "fixed"].max()
-    share = (
-        f"{100 * best['fixed'] / exact:.0f} % of what the exact oracle gains"
-        if exact > 0
-        else "nothing, for there is nothing to gain"
-    )
-    return {
-        "without_context": _answer(rows[~context], "without context", table.attrs.get("least_p", 0.0)),
-        "with_context": _answer(rows[context], "with context", table.attrs.get("least_p", 0.0)),
-        "left": f"The best of all policies, {best['policy']}, reaches {share} over the best fixed arm.",
+    rows = table[(table["sees"] != "hindsight") & (table["feedback"] != "full")]
+    least_p, plain = table.attrs.get("least_p", 0.0), rows["context"] == "no context"
+    groups = {
+        "without_context": (plain, "policies without context"),
+        "published": (plain & rows["source"].str.contains("arXiv"), "published drafter selectors without context"),
+        "with_context": (~plain, "policies with context"),
+        "by_workload": (rows["context"] == "workload", "policies that know the workload only"),
+        "by_request": (rows["context"] == "request", "policies that choose once per request"),
+        "by_block": (rows["context"] == "block", "policies that read context at every block"),
     }
+    return {name: _answer(rows[chosen], which, least_p) for name, (chosen, which) in groups.items()} | {
+        "left": _left(rows, table)}
+
+
+def _left(rows: pd.DataFrame, table: pd.DataFrame) -> str:
+    """How much of the exact headroom the best policy reaches, and what it leaves."""
+    exact = table.loc[table["policy"] == "oracle_dp", "fixed"].max()
+    if not len(rows) or not exact > ROUNDING:
+        return "The exact oracle gains nothing over the best fixed arm, so there is nothing to choose."
+    best = rows.loc[rows["block_efficiency"].idxmax()]
+    if best["fixed"] <= 0:
+        return f"No policy gains on the best fixed arm; all of the exact headroom is left (best: {best['policy']})."
+    share = f"{100 * best['fixed'] / exact:.0f} % of what the exact oracle gains over the best fixed arm"
+    return f"The best of all policies, {best['policy']}, reaches {share}; the rest is left."
 
 
 def _answer(rows: pd.DataFrame, which: str, least_p: float) -> str:
     names = rows["policy"].nunique()
+    if not names:
+        return f"This log allows no {which}."
     if least_p >= SIGNIFICANT:
-        return f"With so few resamples no difference among the {names} policies {which} can be told from chance."
+        return f"With so few resamples no difference among the {names} {which} can be told from chance."
     winners = rows[(rows["fixed_low"] > 0) & (rows["fixed_p"] < SIGNIFICANT)].sort_values("fixed", ascending=False)
     if not len(winners):
-        return f"None of the {names} policies {which} beats the best fixed arm beyond chance."
+        return f"None of the {names} {which} beats the best fixed arm beyond chance."
     count = winners["policy"].nunique()
     verb = "beat" if count > 1 else "beats"
-    return (
-        f"{count} of the {names} policies {which} {verb} the best fixed arm beyond chance; "
-        f"{winners['policy'].iloc[0]} gains most."
-    )
+    most = f"; {winners['policy'].iloc[0]} gains most" if count > 1 else f": {winners['policy'].iloc[0]}"
+    return f"{count} of the {names} {which} {verb} the best fixed arm beyond chance{most}."
+
+
+def on_the_way(regret: pd.DataFrame) -> str:
+    """Who is ahead of whom at the end of the curves? The table `Curves.regret`."""
+    last = regret.groupby("series", sort=False).tail(1)
+    words = {name: "is behind" if low > 0 else "is ahead of" if high < 0 else "cannot be told from"
+             for name, low, high in zip(last["series"], last["low"], last["high"], strict=True)}
+    return sentence(name.replace(" against ", f" {word} ") for name, word in words.items())
+
+
+def sensitivity(table: pd.DataFrame) -> str:
+    """Which policies does their main parameter decide about? The table of `tuning.sensitivity`."""
+    if not len(table):
+        return "This log allows no policy with a parameter."
+    spread = table.groupby("policy", sort=False)["value"].agg(lambda v: v.max() - v.min())
+    better = table[table["low"] > 0].groupby("policy", sort=False).size()
+    always = [name for name, n in better.items() if n == (table["policy"] == name).sum()]
+    most, least = (f"{name}, where it moves {spread[name]:.2f} tokens per block"
+                   for name in (spread.idxmax(), spread.idxmin()))
+    above = f"{len(better)} of {len(spread)} policies are above the best fixed arm at some setting"
+    return sentence([f"the main parameter matters most for {most}, and least for {least}",
+                     f"{above}, {len(always)} at every setting"])
+
+
+def order(table: pd.DataFrame) -> str:
+    """Does the order of the arms, which settles ties, change a policy? The table of `tuning.arm_order`."""
+    moved = table[(table["low"] > ROUNDING) | (table["high"] < -ROUNDING)]
+    if not len(moved):
+        return "The order of the arms, which settles ties, changes no policy beyond chance."
+    return f"The order of the arms, which settles ties, changes {listed(moved['policy'])} beyond chance."
 
 
 # ---- selector, intervals, price

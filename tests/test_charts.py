@@ -50,8 +50,14 @@ CHARTS = {
     "reliability": lambda: ch.reliability_chart(reliability_table()),
     "learning": lambda: ch.learning_chart(table(("blocks", (10.0, 100.0, 1000.0)), value="skill")),
     "forest": lambda: ch.skill_forest(forest_table()),
-    "policies": lambda: ch.policy_dots(table(("policy", ("p", "q")), ("kind", ("bandit",)), value="block_efficiency"),
-                                       best_fixed=1.0),
+    "regret": lambda: ch.regret_chart(table(("series", ("p", "q")), ("block", (1, 2, 3)), value="regret")),
+    "pulls": lambda: ch.pull_shares(
+        table(("series", ARMS), ("block", (1, 2)), value="share", n=0.1).assign(policy="p")),
+    "pulls over the log": lambda: ch.pull_shares(
+        table(("series", ARMS), ("request", (1, 2)), value="share", n=0.1).assign(policy="p")),
+    "extra": lambda: ch.extra_blocks(table(("series", ("p",)), ("request", (1, 2, 3)), value="extra")),
+    "sensitivity": lambda: ch.sensitivity_map(table(("policy", ("p", "q")), ("place", (1, 2, 3))).assign(
+        parameter="c", setting=0.5)),
     "headroom": lambda: ch.headroom_dots(table(("name", ("dp", "workload")), n=0.1)),
     "intervals": lambda: ch.interval_comparison(table(("name", ("requests", "blocks")), ("unit", ("gap",)), n=0.1)),
     "transfer": lambda: ch.heat_map(table(("train", WORKLOADS), ("test", WORKLOADS), value="skill"), x="test",
@@ -87,13 +93,13 @@ def test_the_same_table_gives_the_same_chart(name):
     assert json.dumps(CHARTS[name]().to_dict()) == json.dumps(CHARTS[name]().to_dict())
 
 
-@pytest.mark.parametrize("name", [n for n in CHARTS if n not in ("composition", "transfer", "spread")])
+@pytest.mark.parametrize("name", [n for n in CHARTS if n not in ("composition", "transfer", "spread", "sensitivity")])
 def test_intervals_are_drawn(name):
     spans = [layer for layer in CHARTS[name]().to_dict()["layer"] if {"x2", "y2"} & set(layer["encoding"])]
     assert spans, "no mark spans from low to high"
 
 
-@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "policies", "frontier", "quality"])
+@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "regret", "frontier", "quality"])
 def test_series_differ_by_shape_or_dash_and_not_by_colour_alone(name):
     channels = {channel for layer in CHARTS[name]().to_dict()["layer"] for channel in layer["encoding"]}
     assert "color" in channels and channels & {"shape", "strokeDash"}

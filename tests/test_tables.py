@@ -71,7 +71,7 @@ def test_a_table_shows_all_of_its_text():
 def test_the_honest_rows_of_the_policy_table_come_late_and_start_anew():
     """Immediate feedback and kept states are in the table, not in the chart."""
     rows = [("ftl", "every arm", feedback, reset) for feedback in ("full", "delayed") for reset in ("request", "never")]
-    table = pd.DataFrame(rows, columns=["policy", "sees", "feedback", "reset"]).assign(setting="", fixed=0.1)
+    table = pd.DataFrame(rows, columns=["policy", "sees", "feedback", "reset"]).assign(context="no context", fixed=0.1)
     named = tables.name_policies(table)
     assert named["policy"].tolist() == [
         "ftl, full",

@@ -8,8 +8,8 @@ import pytest
 from test_replay import log_of
 
 from specsel.catalogue import GRIDS
-from specsel.policies import UCB1, FollowTheLeader, Random
-from specsel.replay import fixed, oracle_dp, oracle_fixed, replay
+from specsel.policies import UCB1, Random
+from specsel.replay import oracle_dp, oracle_fixed, replay
 from specsel.simulation import Model, simulate_positions
 from specsel.statistics import Estimate
 from specsel.tuning import (
@@ -17,8 +17,7 @@ from specsel.tuning import (
     compare,
     evaluate,
     gain_over_best_fixed,
-    regret_over_log,
-    regret_within_request,
+    sensitivity,
     split_requests,
     trials,
     tune,
@@ -63,8 +62,19 @@ def test_a_policy_without_parameter_has_one_trial():
 def test_the_order_of_arms_matters_through_ties_only():
     """Arms a, b emit (1, 3) once, then (2, 2): listed, UCB1 starts with a (0 1 3 5 6), reversed with b (0 3 5 6)."""
     log = log_of([[[1, 3]] + [[2, 2]] * 5], draft_len=3)
-    table = arm_order(log, ["ucb1", "oracle_dp"])
-    assert table["as_listed"].tolist() == [6 / 4, 2.0] and table["reversed"].tolist() == [2.0, 2.0]
+    table = arm_order(log, ["ucb1", "match_gate"], rng=np.random.default_rng(0), n_resamples=9)
+    assert table["policy"].tolist() == ["ucb1"]  # a gate needs a lookup arm
+    assert table.loc[0, ["as_listed", "reversed", "value"]].tolist() == [6 / 4, 2.0, 0.5]
+
+
+def test_sensitivity_shows_every_trial_as_a_difference_to_the_best_fixed_arm():
+    log = simulated(requests_per_workload=4)
+    table = sensitivity(log, rng=np.random.default_rng(0), names=["ucb1", "hedge", "match_gate_9"], n_resamples=50)
+    assert table["place"].tolist() == [1, 2, 3, 4, 5, 6] * 2 and set(table["policy"]) == {"ucb1", "hedge"}
+    expected = [replay(log, UCB1(c=c)).block_efficiency - oracle_fixed(log).block_efficiency for c in GRIDS["ucb1"][1]]
+    assert table["value"][:6].to_numpy() == pytest.approx(expected)
+    assert table["setting"][6:].tolist() == list(GRIDS["hedge"][1]) and (table["low"] <= table["high"]).all()
+    assert not len(sensitivity(log, rng=np.random.default_rng(0), names=[]))
 
 
 def test_seeds_are_pooled_and_their_spread_is_shown():
@@ -171,23 +181,3 @@ def test_the_best_fixed_arm_has_no_gain_over_itself():
     log = simulated(requests_per_workload=5)
     found = gain_over_best_fixed(log, oracle_fixed(log), rng=np.random.default_rng(0), n_resamples=100)
     assert found.value == 0 and found.high <= 0
-
-
-def test_regret_within_a_request_by_hand():
-    """Follow-the-leader on (a, b) = (1, 3) (2, 1) (1, 2) (1, 1): a by tie, then b (sums 1, 3), then b (3, 4).
-
-    Best fixed arm: b with 0 3 4 = 2 blocks (a: 0 1 3 4 = 3). Tokens behind b: 2, 0, 0; behind the better one: 2, 1, 0.
-    """
-    log = log_of([[[1, 3], [2, 1], [1, 2], [1, 1]]], draft_len=3)
-    found = regret_within_request(log, replay(log, FollowTheLeader(), keep_path=True))
-    assert fixed(log, 1).blocks[0] == 2 and found["requests"].tolist() == [1, 1, 1]
-    assert found["regret_fixed"].tolist() == [2, 2, 2] and found["regret_block"].tolist() == [2, 3, 3]
-    assert found["share:a"].tolist() == [1, 0, 0]
-
-
-def test_regret_over_the_log_adds_up_to_the_difference_in_blocks():
-    log = simulated(requests_per_workload=4)
-    one, base = replay(log, UCB1()), oracle_fixed(log)
-    found = regret_over_log(one, base)
-    assert found["extra_blocks"].iloc[-1] == one.blocks.sum() - base.blocks.sum() and len(found) == log.n_requests
-    assert found.filter(like="share:").iloc[-1].to_numpy() == pytest.approx(one.shares)

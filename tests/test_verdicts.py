@@ -9,10 +9,10 @@ from specsel import verdicts
 
 def policies(p: float, least_p: float) -> pd.DataFrame:
     """A learner that reads no context and the exact oracle, with a given corrected p-value of the learner's gain."""
-    rows = [{"policy": "hedge", "sees": "every arm", "setting": "", "block_efficiency": 2.2, "fixed": 0.2,
-             "fixed_low": 0.1, "fixed_p": p},
-            {"policy": "oracle_dp", "sees": "hindsight", "setting": "", "block_efficiency": 2.4, "fixed": 0.4,
-             "fixed_low": 0.3, "fixed_p": p}]
+    rows = [{"policy": "hedge", "sees": "every arm", "context": "no context", "feedback": "delayed", "source": "arXiv",
+             "block_efficiency": 2.2, "fixed": 0.2, "fixed_low": 0.1, "fixed_p": p},
+            {"policy": "oracle_dp", "sees": "hindsight", "context": "hindsight", "feedback": "", "source": "",
+             "block_efficiency": 2.4, "fixed": 0.4, "fixed_low": 0.3, "fixed_p": p}]
     table = pd.DataFrame(rows)
     table.attrs["least_p"] = least_p
     return table
@@ -26,6 +26,48 @@ def test_a_gain_beyond_chance_is_said_and_a_gain_within_chance_is_not():
 def test_too_few_resamples_are_not_taken_for_an_absence_of_gains():
     """With 2 rows and 50 resamples the smallest corrected p-value is 4/51: nothing can be told, that is said."""
     assert "so few resamples" in verdicts.learners(policies(0.078, 4 / 51))["without_context"]
+
+
+def test_context_is_judged_by_workload_by_request_and_by_block():
+    """Immediate counts of every arm do not count; a kind that the log does not allow is said to be missing."""
+    found = policies(0.01, 0.001)
+    rows = [("linucb", "block", "delayed", 0.3), ("ts", "workload", "bandit", -0.1), ("ftl", "block", "full", 1.0)]
+    extra = pd.DataFrame([{"policy": name, "sees": "either", "context": context, "feedback": feedback, "source": "",
+                           "block_efficiency": 2 + gain, "fixed": gain, "fixed_low": gain - 0.1, "fixed_p": 0.01}
+                          for name, context, feedback, gain in rows])
+    words = verdicts.learners(pd.concat([found, extra], ignore_index=True))
+    beats = "the best fixed arm beyond chance"
+    assert words["by_block"] == f"1 of the 1 policies that read context at every block beats {beats}: linucb."
+    assert words["by_workload"] == f"None of the 1 policies that know the workload only beats {beats}."
+    assert words["by_request"] == "This log allows no policies that choose once per request."
+    assert words["published"].startswith("1 of the 1 published") and words["with_context"].startswith("1 of the 2")
+    assert "linucb, reaches 75 % of what the exact oracle gains over the best fixed arm" in words["left"]
+
+
+def test_what_is_left_is_said_where_nothing_is_gained():
+    found = policies(0.5, 0.001)
+    assert "all of the exact headroom is left" in verdicts.learners(found.assign(fixed=[-0.1, 0.4]))["left"]
+    assert "nothing to choose" in verdicts.learners(found.assign(fixed=[0.0, 0.0]))["left"]
+
+
+def test_the_end_of_a_regret_curve_says_who_is_ahead():
+    rows = [("p against the best fixed arm", -1.0, 1.0), ("p against the best fixed arm", 1.0, 3.0),
+            ("q against p", -3.0, -1.0), ("q against q", -1.0, 1.0)]
+    words = verdicts.on_the_way(pd.DataFrame(rows, columns=["series", "low", "high"]))
+    assert words == "P is behind the best fixed arm; q is ahead of p; q cannot be told from q."
+
+
+def test_sensitivity_names_the_extremes_and_counts_settings_above_the_best_fixed_arm():
+    rows = [("a", 0.0, -0.1), ("a", 0.5, 0.1), ("b", 0.2, 0.1), ("b", 0.3, 0.2), ("c", -0.1, -0.2), ("c", -0.1, -0.2)]
+    words = verdicts.sensitivity(pd.DataFrame(rows, columns=["policy", "value", "low"]))
+    assert "most for a, where it moves 0.50" in words and "least for c, where it moves 0.00" in words
+    assert "2 of 3 policies are above the best fixed arm at some setting, 1 at every setting" in words
+
+
+def test_the_order_of_arms_is_said_to_matter_beyond_chance_only():
+    table = pd.DataFrame([("ftl", 0.1, 0.2), ("ucb1", -0.1, 0.1)], columns=["policy", "low", "high"])
+    assert verdicts.order(table) == "The order of the arms, which settles ties, changes ftl beyond chance."
+    assert "changes no policy" in verdicts.order(table[1:])
 
 
 def test_a_difference_of_rounding_is_no_gain():
