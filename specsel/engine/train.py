@@ -1,5 +1,4 @@
-"""Training of the two neural drafters on the target's own greedy answers: losses, initial weights, one resumable loop
-for both."""
+"""Training of the two neural drafters on the target's own greedy answers: one resumable loop for both."""
 
 from __future__ import annotations
 
@@ -9,85 +8,26 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from specsel.engine.data import Example, examples, read_report, shards
-from specsel.engine.dflash import Context, DFlash, DFlashConfig, DFlashModel
+from specsel.engine.dflash import DFlash
 from specsel.engine.draft import Drafts
-from specsel.engine.eagle import Eagle, EagleConfig, EagleHead, Segment
+from specsel.engine.eagle import Eagle
+from specsel.engine.losses import dflash_loss, eagle_loss
+from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor
+from specsel.engine.start import inverse_vocabulary, new_dflash, new_eagle, randomise
 from specsel.engine.target import Target, sha256_of
-from specsel.log import SpecselError
 
 HELD_OUT_EVERY = 64
 """Every 64th answer is never trained on: the held-out set of the learning curve."""
-
-DECAY = 0.8
-"""Weight of draft step j in the EAGLE-3 loss is DECAY ** j (arXiv 2503.01840)."""
-
-
-PIECE = 64
-"""Rows of logits that are turned into gradients together."""
-
-
-class TrainError(SpecselError):
-    """A training cannot be continued as asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """Recipe of one training: ``steps`` of ``batch`` answers, all randomness from ``seed``.
-
-    The rate rises over the first ``warm_up`` of the steps, stays, and falls linearly over the last ``cool_down``.
-    Training ends early when ``patience`` evaluations in a row bring no better held-out block efficiency. The weights of
-    the steps in ``keep`` are written beside the best ones, to measure selection against drafter quality.
-    """
-
-    steps: int = 2000
-    batch: int = 8
-    rate: float = 1e-3
-    warm_up: float = 0.03
-    cool_down: float = 0.4
-    clip: float = 1.0
-    seed: int = 0
-    optimizer: str = "muon"  # "muon" for the matrices of the layers and AdamW for the rest, or "adamw" for all
-    start: str = "target"  # layers copied from the target's last ones, or "random"
-    loss: str = "soft"  # "soft": cross-entropy against the target's distribution; "hard": its choice; "lk"
-    draft_vocab: int = 16384
-    draft_len: int = 9
-    draft_steps: int = 4  # EAGLE-3: steps of the training-time test
-    layers: int = 3  # DFlash: decoder layers
-    anchors: int = 32  # DFlash: anchors per answer, drawn anew each time
-    short_block: int = 0  # DFlash: block size of the first part of the training, 0 = the whole block throughout
-    short_until: float = 0.7  # DFlash: share of the steps with short blocks; more of them, for the same rows
-    slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
-    gamma: float = 5.0
-    eval_every: int = 250
-    held_out: int = 48
-    patience: int = 4
-    keep: tuple[int, ...] = ()
-
-
-def recipe(kind: str, like: Path | None = None, **changes: Any) -> TrainConfig:
-    """The recipe of one kind of drafter ("eagle" or "dflash"), or the one that the drafter folder ``like`` was trained
-    by, with some settings changed. Raises TrainError when the folder tells no recipe."""
-    base: dict[str, Any] = {"loss": "hard"} if kind == "dflash" else {}
-    if like is not None:
-        try:
-            log = json.loads((like / "training.json").read_text(encoding="utf-8"))
-            base = log["recipe"] | {"keep": tuple(log["recipe"]["keep"])}
-        except (OSError, ValueError, KeyError) as error:
-            raise TrainError(f"{like / 'training.json'}: no recipe of a drafter here ({error}).") from error
-        if log["kind"] != kind:
-            raise TrainError(f"{like / 'training.json'}: the recipe is one of '{log['kind']}', not of '{kind}'.")
-    return TrainConfig(**base | changes)
 
 
 def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
@@ -108,258 +48,6 @@ def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[in
     counts[list(eos_ids)] = counts.max() + 1
     ids = counts.argsort(descending=True, stable=True)[:size].sort().values
     return ids, float(test[ids].sum() / test.sum())
-
-
-def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
-    """Draft id of every target id, -1 outside the draft vocabulary, (V,)."""
-    inverse = torch.full((vocab,), -1, dtype=torch.long, device=ids.device)
-    inverse[ids] = torch.arange(len(ids), device=ids.device)
-    return inverse
-
-
-def soft_targets(example: Example, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Target distributions of all output tokens, restricted to the draft vocabulary and renormalised over the stored
-    top logits.
-
-    Returns draft ids (T, K), probabilities (T, K) and the mask (T,): the target's own choice is in the draft
-    vocabulary.
-    """
-    ids = inverse[example.top_ids.long()]
-    p = (example.top_logits.float() - example.lse[:, None]).exp().masked_fill(ids < 0, 0)
-    return ids.clamp(min=0), p / p.sum(-1, keepdim=True).clamp(min=1e-9), ids[:, 0] >= 0
-
-
-def eagle_states(head: EagleHead, batch: list[Example], embedding: Tensor, steps: int) -> Iterator[Tensor]:
-    """Un-normed states of draft steps 0..``steps``-1 for all anchors of a batch, each (sum of T - 1, H), fed with the
-    true tokens.
-
-    The training-time test of EAGLE-3: row t of step j reads the true token x_{t+1+j} and its own state of step j - 1.
-    """
-    pairs = [len(e.tokens) - 2 for e in batch]
-    state = head.fc(torch.cat([e.taps[:n] for e, n in zip(batch, pairs, strict=True)]).to(head.fc.weight.dtype))
-    u = head.inputs(
-        state, F.embedding(torch.cat([e.tokens[1 : n + 1] for e, n in zip(batch, pairs, strict=True)]), embedding)
-    )
-    positions = torch.cat([torch.arange(n, device=u.device) for n in pairs])
-    keys, values = head.keys_values(u, positions)
-    segments, rows, start, row = [], [], 0, 0
-    for e, n in zip(batch, pairs, strict=True):
-        own = torch.arange(e.n_prompt - 1, n, device=u.device)
-        where = slice(start, start + n)
-        visible = torch.arange(n, device=u.device)[None] <= own[:, None]
-        segments.append(Segment(slice(row, row + len(own)), keys[where], values[where], visible))
-        rows.append(start + own)
-        start, row = start + n, row + len(own)
-    rows = torch.cat(rows)
-    state, u, positions = state[rows], u[rows], positions[rows]
-    for j in range(steps):
-        state = head.layer(state, u, positions + j, segments, step=j > 0)
-        yield state
-        following = [F.pad(e.tokens, (0, steps))[e.n_prompt + j + 1 : len(e.tokens) + j] for e in batch]
-        u = head.inputs(state, F.embedding(torch.cat(following), embedding))
-
-
-def eagle_loss(
-    head: EagleHead, batch: list[Example], embedding: Tensor, inverse: Tensor, config: TrainConfig
-) -> Tensor:
-    """Cross-entropy against soft targets over the steps of the training-time test, step j weighted by DECAY ** j."""
-    targets = [soft_targets(e, inverse) for e in batch]
-    loss = torch.zeros((), device=embedding.device)
-    for j, state in enumerate(eagle_states(head, batch, embedding, config.draft_steps)):
-        # row i of an answer is anchor i of its output; step j is judged by the distribution that chose output i + j + 1
-        valid = torch.cat([torch.arange(len(e.lse) - 1, device=state.device) + j + 1 < len(e.lse) for e in batch])
-        ids, p, mask = (torch.cat([part[j + 1 :] for part in parts]) for parts in zip(*targets, strict=True))
-        entropy = token_loss(head.norm(state[valid]), head.lm_head.weight, ids, p, config.loss)
-        loss = loss + DECAY**j * (entropy * mask).sum() / mask.sum().clamp(min=1)
-    return loss
-
-
-class _HeadEntropy(torch.autograd.Function):
-    """Cross-entropy of the distributions that ``head`` (V_d, H) gives states (n, H) against ``p`` (n, K) over ``ids``.
-
-    Logits stay in bf16 and are read in pieces that fit a processor's cache: a quarter less time than a linear layer
-    followed by a log-softmax.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, head: Tensor, ids: Tensor, p: Tensor) -> Tensor:
-        low, rows = states.bfloat16(), head.bfloat16()
-        logits = low @ rows.T
-        total = torch.cat([piece.float().logsumexp(-1) for piece in logits.split(PIECE)])
-        ctx.save_for_backward(low, rows, logits, total, ids, p)
-        return total * p.sum(-1) - (p * logits.gather(-1, ids).float()).sum(-1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        low, rows, logits, *parts = ctx.saved_tensors
-        total, ids, p = parts
-        for piece, z, i, q, g in zip(*(t.split(PIECE) for t in (logits, total, ids, p, gradient)), strict=True):
-            softmax = (piece.float() - z[:, None]).exp_().mul_((q.sum(-1) * g)[:, None])
-            piece.copy_(softmax.scatter_add_(-1, i, -q * g[:, None]))
-        by_head = (logits.T @ low).float() if ctx.needs_input_grad[1] else None
-        return (logits @ rows).float(), by_head, None, None
-
-
-def token_loss(states: Tensor, head: Tensor, ids: Tensor, p: Tensor, kind: str) -> Tensor:
-    """Loss (n,) of states (n, H) under a head (V_d, H), against the distribution ``p`` (n, K) over draft ids ``ids``.
-
-    "soft": cross-entropy against p. "hard": against its most likely id, the first. "lk": the negative logarithm of the
-    acceptance rate sum(min(p, q)) of lossless sampling (LK loss, arXiv 2602.23881).
-
-    >>> states, head = torch.zeros(1, 2), torch.ones(4, 2)
-    >>> ids, p = torch.tensor([[2, 0]]), torch.tensor([[0.75, 0.25]])
-    >>> [round(token_loss(states, head, ids, p, kind).exp().item(), 4) for kind in ("soft", "hard", "lk")]
-    [4.0, 4.0, 2.0]
-    """
-    if kind == "lk":
-        q = F.linear(states, head).float().log_softmax(-1).gather(-1, ids).exp()
-        return -torch.minimum(p, q).sum(-1).clamp(min=1e-6).log()
-    if kind == "hard":
-        ids, p = ids[:, :1], torch.ones_like(p[:, :1])
-    return _HeadEntropy.apply(states, head, ids, p)
-
-
-def dflash_loss(
-    model: DFlashModel,
-    batch: list[Example],
-    embedding: Tensor,
-    inverse: Tensor,
-    config: TrainConfig,
-    generator: torch.Generator,
-    head: Tensor,
-    size: int,
-) -> Tensor:
-    """Weighted loss of all slots of randomly drawn blocks of ``size`` tokens, the anchor included; slots past the end
-    or outside the draft vocabulary weigh nothing."""
-    count = config.anchors * model.config.block_size // size
-    lengths = [len(e.taps) for e in batch]
-    keys, values = model.inject(
-        torch.cat([e.taps for e in batch]).to(model.fc.weight.dtype),
-        torch.cat([torch.arange(n) for n in lengths]).to(embedding.device),
-    )
-    keys, values = ([t.split(lengths) for t in part] for part in (keys, values))
-    contexts, anchors, starts, labels, row, first = [], [], [], [], 0, 0
-    targets = [torch.cat(part) for part in zip(*(soft_targets(e, inverse) for e in batch), strict=True)]
-    for i, e in enumerate(batch):
-        t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[:count]
-        contexts.append(
-            (slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device)))
-        )
-        slots = t[:, None].to(embedding.device) + torch.arange(1, size, device=embedding.device)
-        labels.append((slots - e.n_prompt + first).masked_fill(slots >= len(e.tokens), -1))
-        anchors.append(e.tokens[t])
-        starts.append(t)
-        row, first = row + len(t), first + len(e.lse)
-    z = model.blocks(F.embedding(torch.cat(anchors), embedding), model.mask_embedding)[:, :size]
-    states = model(z, torch.cat(starts).to(embedding.device), contexts)[:, 1:]
-    label = torch.cat(labels)  # row of ``targets`` that judges each slot, -1 past the end
-    ids, p, mask = targets
-    used = (label >= 0) & mask[label]
-    loss = token_loss(states[used], head, ids[label[used]], p[label[used]], config.loss)
-    weight = pace_weights(loss.detach(), used) if config.slots == "pace" else decay_weights(used, config.gamma)
-    return (weight[used] * loss).sum() / weight[used].sum()
-
-
-def decay_weights(used: Tensor, gamma: float) -> Tensor:
-    """Weight exp(-(k - 1) / gamma) of slot k = 1.. of every block, (A, B - 1) (DFlash, arXiv 2602.06036)."""
-    return torch.exp(-torch.arange(used.shape[1], device=used.device) / gamma).expand(used.shape)
-
-
-def pace_weights(loss: Tensor, used: Tensor, smoothing: float = 0.1) -> Tensor:
-    """Weights of slots by what they now contribute to the expected accepted length (D-PACE, arXiv 2605.18810).
-
-    With c_i the smoothed probability of the right token at slot i, slot k weighs sum over j >= k of c_1 .. c_j, the
-    gradient of the expected accepted length by log c_k. ``loss`` (n,) of the ``used`` slots (A, B - 1); an unused slot
-    accepts nothing.
-
-    >>> pace_weights(torch.tensor([0.0, 0.0]), torch.tensor([[True, True, False]]), smoothing=0.0)
-    tensor([[2., 1., 0.]])
-    """
-    confidence = torch.zeros(used.shape, device=used.device)
-    confidence[used] = smoothing + (1 - smoothing) * (-loss).exp()
-    return confidence.cumprod(1).flip(1).cumsum(1).flip(1)
-
-
-def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
-    """A head whose draft vocabulary is scored by the target's embedding rows; with ``start`` "target" its layer is the
-    target's last one, in the feature half, and fc the identity on the top tap."""
-    c = target.model.config
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    head = EagleHead(
-        EagleConfig(
-            c.hidden_size,
-            c.intermediate_size,
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            c.vocab_size,
-            len(ids),
-            head_dim,
-            c.rms_norm_eps,
-            c.rope_parameters["rope_theta"],
-        )
-    )
-    head.set_vocabulary(ids)
-    last, h = target.model.model.layers[-1], c.hidden_size
-    with torch.no_grad():
-        head.lm_head.weight.copy_(target.model.lm_head.weight[ids])
-        if config.start == "random":
-            return head
-        head.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            weight = getattr(head.midlayer.self_attn, name).weight
-            weight.normal_(std=0.01)[:, h:] = getattr(last.self_attn, name).weight
-        head.midlayer.self_attn.o_proj.load_state_dict(last.self_attn.o_proj.state_dict())
-        head.midlayer.mlp.load_state_dict(last.mlp.state_dict())
-        head.midlayer.hidden_norm.weight.copy_(last.input_layernorm.weight)
-        head.midlayer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
-        head.norm.weight.copy_(target.model.model.norm.weight)
-    return head
-
-
-def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
-    """A drafter with a learned mask vector; with ``start`` "target" its layers are the target's last ones and fc the
-    identity on the top tap."""
-    c = target.model.config
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    model = DFlashModel(
-        DFlashConfig(
-            c.hidden_size,
-            c.intermediate_size,
-            config.layers,
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            config.draft_len + 1,
-            tuple(i - 1 for i in target.taps),
-            head_dim,
-            c.rms_norm_eps,
-            c.rope_parameters["rope_theta"],
-            c.max_position_embeddings,
-            learned_mask=True,
-            head_slice=len(ids),
-        )
-    )
-    h = c.hidden_size
-    with torch.no_grad():
-        model.head_ids.copy_(ids)
-        model.mask_embedding.copy_(target.model.model.embed_tokens.weight.mean(0))
-        if config.start == "random":
-            return model
-        model.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
-        model.hidden_norm.weight.copy_(target.model.model.layers[target.taps[2]].input_layernorm.weight)
-        model.norm.weight.copy_(target.model.model.norm.weight)
-        for layer, source in zip(model.layers, target.model.model.layers[-config.layers :], strict=True):
-            state = source.state_dict()
-            layer.load_state_dict({name: state.get(name, value) for name, value in layer.state_dict().items()})
-    return model
-
-
-def randomise(model: nn.Module, seed: int) -> nn.Module:
-    """Gives a drafter the weights of an untrained one, in place: matrices normal with deviation 0.02, norms 1."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.02, generator=generator) if parameter.ndim > 1 else parameter.fill_(1.0)
-    return model
 
 
 def accepted_counts(drafts: Drafts, output: np.ndarray) -> np.ndarray:
@@ -417,27 +105,6 @@ def held_out(paths: list[Path], n: int) -> list[Example]:
     return list(
         itertools.islice((e for path in paths for i, e in enumerate(examples(path)) if i % HELD_OUT_EVERY == 0), n)
     )
-
-
-def rate_factor(step: int, config: TrainConfig) -> float:
-    """Share of the full rate at a step: warm-up, plateau, linear fall to 0.
-
-    >>> config = TrainConfig(steps=100, warm_up=0.04, cool_down=0.5)
-    >>> [round(rate_factor(step, config), 3) for step in (0, 3, 50, 75, 99)]
-    [0.25, 1.0, 1.0, 0.5, 0.02]
-    """
-    warm, cool = max(1, round(config.warm_up * config.steps)), max(1, round(config.cool_down * config.steps))
-    return min(1.0, (step + 1) / warm, (config.steps - step) / cool)
-
-
-def block_size(step: int, config: TrainConfig) -> int:
-    """Block size, anchor included, that DFlash is trained with at a step.
-
-    >>> [block_size(step, TrainConfig(steps=10, short_block=5, short_until=0.5)) for step in (4, 5)]
-    [5, 10]
-    """
-    short = config.short_block and step < config.short_until * config.steps
-    return config.short_block if short else config.draft_len + 1
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:

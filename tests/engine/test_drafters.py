@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specsel.engine.data import Example
 from specsel.engine.eagle import check_vocabulary
 from specsel.engine.layers import CheckpointError
+from specsel.engine.losses import eagle_states
 from specsel.engine.ngram import Ngram, NgramConfig, suffix_match_lengths
-from specsel.engine.train import eagle_states
 
 
 def sequence(features, n_prompt: int = 6, n_output: int = 12) -> tuple[list[int], torch.Tensor]:

@@ -11,13 +11,14 @@ import torch
 from conftest import EOS, VOCAB, prompts
 from safetensors.torch import load_file
 
-from specsel.engine import data, train
+from specsel.engine import data, losses, start, train
 from specsel.engine.dflash import load_model
 from specsel.engine.eagle import check_vocabulary, load_head
 from specsel.engine.generate import BatchedTarget, distinct_share, generate
 from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
-from specsel.engine.train import TrainConfig, accepted_counts, train_drafter
+from specsel.engine.recipe import TrainConfig, TrainError, recipe
+from specsel.engine.train import accepted_counts, train_drafter
 
 TINY = TrainConfig(
     steps=6,
@@ -78,7 +79,7 @@ def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
 def test_soft_targets_are_distributions_over_the_draft_vocabulary(answers):
     e = next(iter(data.examples(data.shard_path(answers, 0))))
     ids, _ = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
-    draft_ids, p, mask = train.soft_targets(e, train.inverse_vocabulary(ids, VOCAB))
+    draft_ids, p, mask = losses.soft_targets(e, start.inverse_vocabulary(ids, VOCAB))
     assert draft_ids.max() < 30 and torch.allclose(p.sum(-1)[mask], torch.ones(int(mask.sum())), atol=1e-5)
     assert (mask == torch.isin(e.tokens[e.n_prompt :], ids)).all()
 
@@ -161,7 +162,7 @@ def test_the_loss_and_its_gradients_are_those_of_a_log_softmax(kind):
         s, h = states.clone().requires_grad_(), head.clone().requires_grad_()
         log_q = (s @ h.T).log_softmax(-1).gather(-1, ids)
         plain = -log_q[:, 0] if kind == "hard" else -(p * log_q).sum(-1)
-        loss = plain if results is expected else train.token_loss(s, h, ids, p, kind)
+        loss = plain if results is expected else losses.token_loss(s, h, ids, p, kind)
         (loss * torch.linspace(0.1, 1, 150)).sum().backward()
         results += [loss.detach(), s.grad, h.grad]
     for ours, theirs in zip(found, expected, strict=True):
@@ -173,10 +174,10 @@ def test_unused_slots_weigh_nothing_and_pace_weights_are_the_gradient_of_the_acc
     c = torch.tensor([0.9, 0.5, 0.2], requires_grad=True)
     (length,) = torch.autograd.grad(c.cumprod(0).sum(), c)
     used = torch.ones(1, 3, dtype=torch.bool)
-    weights = train.pace_weights(-c.detach().log(), used, smoothing=0.0)
+    weights = losses.pace_weights(-c.detach().log(), used, smoothing=0.0)
     torch.testing.assert_close(weights[0], length * c.detach())
     used[0, 1] = False
-    assert train.pace_weights(torch.zeros(2), used, smoothing=0.1)[0].tolist() == [1.0, 0.0, 0.0]
+    assert losses.pace_weights(torch.zeros(2), used, smoothing=0.1)[0].tolist() == [1.0, 0.0, 0.0]
 
 
 def test_accepted_counts_are_common_prefixes_with_what_follows():
@@ -191,19 +192,19 @@ def test_accepted_counts_are_common_prefixes_with_what_follows():
 def test_the_recipe_of_a_trained_folder_is_followed(target, answers, tmp_path):
     """The curve of the same recipe on the same data is the same; another kind's recipe is refused by name."""
     first = train_drafter("eagle", target, answers, tmp_path / "a", TINY, report=lambda point: None)
-    again = train.recipe("eagle", tmp_path / "a")
+    again = recipe("eagle", tmp_path / "a")
     assert again == TINY
     assert train_drafter("eagle", target, answers, tmp_path / "b", again, report=lambda point: None) == first
-    with pytest.raises(train.TrainError, match="not of 'dflash'"):
-        train.recipe("dflash", tmp_path / "a")
-    with pytest.raises(train.TrainError, match="no recipe"):
-        train.recipe("dflash", tmp_path)
+    with pytest.raises(TrainError, match="not of 'dflash'"):
+        recipe("dflash", tmp_path / "a")
+    with pytest.raises(TrainError, match="no recipe"):
+        recipe("dflash", tmp_path)
 
 
 def test_another_recipe_does_not_continue_a_training(target, answers, tmp_path):
     """A curve describes one training: other settings on the same folder are refused by name, and nothing is lost."""
     train_drafter("eagle", target, answers, tmp_path, TINY, report=lambda point: None)
     before = (tmp_path / "training.json").read_bytes()
-    with pytest.raises(train.TrainError, match="another 'recipe'"):
+    with pytest.raises(TrainError, match="another 'recipe'"):
         train_drafter("eagle", target, answers, tmp_path, replace(TINY, steps=8), report=lambda point: None)
     assert (tmp_path / "training.json").read_bytes() == before

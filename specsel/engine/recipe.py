@@ -1,0 +1,84 @@
+"""Recipe of a drafter's training: its settings, its schedule, and the recipe that a trained folder tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsel.log import SpecselError
+
+
+class TrainError(SpecselError):
+    """A training cannot be continued as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Recipe of one training: ``steps`` of ``batch`` answers, all randomness from ``seed``.
+
+    The rate rises over the first ``warm_up`` of the steps, stays, and falls linearly over the last ``cool_down``.
+    Training ends early when ``patience`` evaluations in a row bring no better held-out block efficiency. The weights of
+    the steps in ``keep`` are written beside the best ones, to measure selection against drafter quality.
+    """
+
+    steps: int = 2000
+    batch: int = 8
+    rate: float = 4e-3
+    warm_up: float = 0.03
+    cool_down: float = 0.4
+    clip: float = 1.0
+    seed: int = 0
+    optimizer: str = "muon"  # "muon" for the matrices of the layers and AdamW for the rest, or "adamw" for all
+    start: str = "target"  # layers copied from the target's last ones, or "random"
+    loss: str = "soft"  # "soft": cross-entropy against the target's distribution; "hard": its choice; "lk"
+    draft_vocab: int = 16384
+    draft_len: int = 9
+    draft_steps: int = 4  # EAGLE-3: steps of the training-time test
+    layers: int = 3  # DFlash: decoder layers
+    anchors: int = 32  # DFlash: anchors per answer, drawn anew each time
+    short_block: int = 0  # DFlash: block size of the first part of the training, 0 = the whole block throughout
+    short_until: float = 0.7  # DFlash: share of the steps with short blocks; more of them, for the same rows
+    slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
+    gamma: float = 5.0
+    eval_every: int = 250
+    held_out: int = 48
+    patience: int = 4
+    keep: tuple[int, ...] = ()
+
+
+def recipe(kind: str, like: Path | None = None, **changes: Any) -> TrainConfig:
+    """The recipe of one kind of drafter ("eagle" or "dflash"), or the one that the drafter folder ``like`` was trained
+    by, with some settings changed. Raises TrainError when the folder tells no recipe."""
+    base: dict[str, Any] = {"short_block": 5} if kind == "dflash" else {}
+    if like is not None:
+        try:
+            log = json.loads((like / "training.json").read_text(encoding="utf-8"))
+            base = log["recipe"] | {"keep": tuple(log["recipe"]["keep"])}
+        except (OSError, ValueError, KeyError) as error:
+            raise TrainError(f"{like / 'training.json'}: no recipe of a drafter here ({error}).") from error
+        if log["kind"] != kind:
+            raise TrainError(f"{like / 'training.json'}: the recipe is one of '{log['kind']}', not of '{kind}'.")
+    return TrainConfig(**base | changes)
+
+
+def rate_factor(step: int, config: TrainConfig) -> float:
+    """Share of the full rate at a step: warm-up, plateau, linear fall to 0.
+
+    >>> config = TrainConfig(steps=100, warm_up=0.04, cool_down=0.5)
+    >>> [round(rate_factor(step, config), 3) for step in (0, 3, 50, 75, 99)]
+    [0.25, 1.0, 1.0, 0.5, 0.02]
+    """
+    warm, cool = max(1, round(config.warm_up * config.steps)), max(1, round(config.cool_down * config.steps))
+    return min(1.0, (step + 1) / warm, (config.steps - step) / cool)
+
+
+def block_size(step: int, config: TrainConfig) -> int:
+    """Block size, anchor included, that DFlash is trained with at a step.
+
+    >>> [block_size(step, TrainConfig(steps=10, short_block=5, short_until=0.5)) for step in (4, 5)]
+    [5, 10]
+    """
+    short = config.short_block and step < config.short_until * config.steps
+    return config.short_block if short else config.draft_len + 1

@@ -1,0 +1,100 @@
+"""The start of a drafter's training: the map to its draft vocabulary, and its initial weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specsel.engine.dflash import DFlashConfig, DFlashModel
+from specsel.engine.eagle import EagleConfig, EagleHead
+from specsel.engine.recipe import TrainConfig
+from specsel.engine.target import Target
+
+
+def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
+    """Draft id of every target id, -1 outside the draft vocabulary, (V,)."""
+    inverse = torch.full((vocab,), -1, dtype=torch.long, device=ids.device)
+    inverse[ids] = torch.arange(len(ids), device=ids.device)
+    return inverse
+
+
+def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
+    """A head whose draft vocabulary is scored by the target's embedding rows; with ``start`` "target" its layer is the
+    target's last one, in the feature half, and fc the identity on the top tap."""
+    c = target.model.config
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    head = EagleHead(
+        EagleConfig(
+            c.hidden_size,
+            c.intermediate_size,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.vocab_size,
+            len(ids),
+            head_dim,
+            c.rms_norm_eps,
+            c.rope_parameters["rope_theta"],
+        )
+    )
+    head.set_vocabulary(ids)
+    last, h = target.model.model.layers[-1], c.hidden_size
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.model.lm_head.weight[ids])
+        if config.start == "random":
+            return head
+        head.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(head.midlayer.self_attn, name).weight
+            weight.normal_(std=0.01)[:, h:] = getattr(last.self_attn, name).weight
+        head.midlayer.self_attn.o_proj.load_state_dict(last.self_attn.o_proj.state_dict())
+        head.midlayer.mlp.load_state_dict(last.mlp.state_dict())
+        head.midlayer.hidden_norm.weight.copy_(last.input_layernorm.weight)
+        head.midlayer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
+        head.norm.weight.copy_(target.model.model.norm.weight)
+    return head
+
+
+def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
+    """A drafter with a learned mask vector; with ``start`` "target" its layers are the target's last ones and fc the
+    identity on the top tap."""
+    c = target.model.config
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    model = DFlashModel(
+        DFlashConfig(
+            c.hidden_size,
+            c.intermediate_size,
+            config.layers,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            config.draft_len + 1,
+            tuple(i - 1 for i in target.taps),
+            head_dim,
+            c.rms_norm_eps,
+            c.rope_parameters["rope_theta"],
+            c.max_position_embeddings,
+            learned_mask=True,
+            head_slice=len(ids),
+        )
+    )
+    h = c.hidden_size
+    with torch.no_grad():
+        model.head_ids.copy_(ids)
+        model.mask_embedding.copy_(target.model.model.embed_tokens.weight.mean(0))
+        if config.start == "random":
+            return model
+        model.fc.weight.normal_(std=0.002)[:, 2 * h :] += torch.eye(h)
+        model.hidden_norm.weight.copy_(target.model.model.layers[target.taps[2]].input_layernorm.weight)
+        model.norm.weight.copy_(target.model.model.norm.weight)
+        for layer, source in zip(model.layers, target.model.model.layers[-config.layers :], strict=True):
+            state = source.state_dict()
+            layer.load_state_dict({name: state.get(name, value) for name, value in layer.state_dict().items()})
+    return model
+
+
+def randomise(model: nn.Module, seed: int) -> nn.Module:
+    """Gives a drafter the weights of an untrained one, in place: matrices normal with deviation 0.02, norms 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02, generator=generator) if parameter.ndim > 1 else parameter.fill_(1.0)
+    return model
