@@ -132,7 +132,7 @@ def describe(log: PositionLog) -> pd.DataFrame:
     """One row per policy that the log allows: name, source, what it sees and reads, how delayed counts reach it."""
     return pd.DataFrame([
         {"policy": name, "source": policy.source, "sees": policy.sees, "reads": ", ".join(policy.reads),
-         "release": policy.release if policy.sees in ("every arm", "either") else "", "setting": repr(policy)}
+         "release": policy.release if policy.sees in ("every arm", "either") else ""}
         for name, policy in allowed(log, learner_names()).items()])
 
 

@@ -177,14 +177,12 @@ def _answer(rows: pd.DataFrame, which: str, least_p: float) -> str:
     if not names:
         return f"This log allows no {which}."
     if least_p >= SIGNIFICANT:
-        return f"With so few resamples no difference among the {names} {which} can be told from chance."
+        return f"With so few resamples no difference among the {which} ({names}) can be told from chance."
     winners = rows[(rows["fixed_low"] > 0) & (rows["fixed_p"] < SIGNIFICANT)].sort_values("fixed", ascending=False)
-    if not len(winners):
-        return f"None of the {names} {which} beats the best fixed arm beyond chance."
-    count = winners["policy"].nunique()
-    verb = "beat" if count > 1 else "beats"
-    most = f"; {winners['policy'].iloc[0]} gains most" if count > 1 else f": {winners['policy'].iloc[0]}"
-    return f"{count} of the {names} {which} {verb} the best fixed arm beyond chance{most}."
+    best = winners["policy"].unique()
+    count = {0: "none beats", 1: "one beats"}.get(len(best), f"{len(best)} beat")
+    most = {0: "", 1: f": {next(iter(best), '')}"}.get(len(best), f"; {next(iter(best), '')} gains most")
+    return f"Of the {which} ({names}), {count} the best fixed arm beyond chance{most}."
 
 
 def on_the_way(regret: pd.DataFrame) -> str:
