@@ -56,8 +56,8 @@ lab: env
 pdf: env-all
 	@.venv-all/bin/specsel book --pdf
 
-bench: env
-	@for b in benchmarks/bench_*.py; do echo "== $$b"; .venv/bin/python "$$b" || exit 1; done
+bench: env-all
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; .venv-all/bin/python "$$b" || exit 1; done
 
 lint: env
 	.venv/bin/ruff check .
