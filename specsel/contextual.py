@@ -205,13 +205,17 @@ class EXP4(SampledPolicy):
         return np.eye(view.n_arms)[arms]
 
     def probabilities(self, state: State, view: View) -> np.ndarray:
-        mixed = softmax(state["log_weight"])[:, None, :] @ self.advice(view)
-        return (1 - self.explore) * mixed[:, 0] + self.explore / view.n_arms
+        return self.mixture(state, self.advice(view))
+
+    def mixture(self, state: State, advice: np.ndarray) -> np.ndarray:
+        """(n, K) the experts' advice by weight, and some uniform play."""
+        mixed = (softmax(state["log_weight"])[:, None, :] @ advice)[:, 0]
+        return (1 - self.explore) * mixed + self.explore / advice.shape[2]
 
     def update(self, state: State, feedback: Feedback) -> None:
-        rows = np.arange(len(feedback.arms))
-        p = self.probabilities(state, feedback.view)[rows, feedback.arms]
-        gain = self.advice(feedback.view)[rows, :, feedback.arms] * (feedback.own_reward / np.maximum(p, TINY))[:, None]
+        rows, advice = np.arange(len(feedback.arms)), self.advice(feedback.view)
+        p = self.mixture(state, advice)[rows, feedback.arms]
+        gain = advice[rows, :, feedback.arms] * (feedback.own_reward / np.maximum(p, TINY))[:, None]
         state["log_weight"] += self.explore * gain / feedback.view.n_arms
         state["log_weight"] -= state["log_weight"].max(axis=1, keepdims=True)
 
