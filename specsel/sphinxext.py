@@ -58,14 +58,19 @@ class ClaimRole(SphinxRole):
 
 
 class ClaimTable(SphinxDirective):
-    """Claims as a table, {claims} NOTEBOOK PATTERN ..., see `specsel.tables.cells`; the content is its caption."""
+    """Claims as a table, {claims} NOTEBOOK PATTERN ..., see `specsel.tables.cells`; the content is its caption.
+
+    A table without a claim fails the build, unless it is `:optional:`, for what not every log records.
+    """
 
     required_arguments, optional_arguments, has_content = 2, 99, True
-    option_spec = {"corner": directives.unchanged, "format": directives.unchanged}
+    option_spec = {"corner": directives.unchanged, "format": directives.unchanged, "optional": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         notebook, *patterns = self.arguments
         found = cells(self.env.config.specsel_claims.get(notebook, {}).values(), *patterns)
+        if not found and "optional" in self.options:
+            return []
         if not found:
             log.warning("no claim of %s matches %s", notebook, " ".join(patterns), location=self.get_location())
             return []

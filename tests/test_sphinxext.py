@@ -99,6 +99,13 @@ def test_claims_stand_in_tables_and_headings(tmp_path):
     assert "<h1>Gap" in page and ledger["04_selector.skill:code"]["cited_in"] == ["index"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "warned"), [("", True), (":optional:\n", False)])
+def test_a_table_without_claims_fails_the_build_unless_it_is_optional(tmp_path, option, warned):
+    _, warnings, _ = build(tmp_path, f"# Title\n\n```{{claims}} 04_selector nothing:*\n{option}```\n")
+    assert ("no claim of 04_selector matches nothing:*" in warnings) == warned
+
+
 def test_the_values_of_a_chart_stand_in_a_table_without_its_reference_lines():
     """Missing keys are dashes; numbers have sensible digits; markup in data is text."""
     data = {
