@@ -115,7 +115,7 @@ def _told(parts: Path) -> Iterator[None]:
 
 def _score_all(collector: Collector, executor: str, workers: int) -> None:
     starts = [start for start in collector.starts if not collector.done(start)]
-    if executor == "ray":
+    if executor == "ray" and starts:
         from specsel.engine.shards import on_ray
 
         finished = on_ray(collector, starts, workers)
@@ -169,6 +169,8 @@ class Collector:
         ids = [encode(target.tokenizer, prompt) for prompt in prompts]
         fits = [i for i, tokens in enumerate(ids) if len(tokens) + config.max_new <= target.window]
         yield from ((i, None) for i in range(len(prompts)) if i not in fits)
+        if not fits:
+            return
         choose = choice_rule(config.temperature, config.seed, [prompts[i].key for i in fits])
         options = {"max_new": config.max_new, "eos_ids": target.eos_ids, "batch": self.rows, "choose": choose}
         for answer in generate(self.bulk, [ids[i] for i in fits], observe=True, **options):

@@ -290,6 +290,15 @@ def test_a_prompt_beyond_the_window_is_counted_and_not_logged(target, pool, conf
     assert "alpha/0" not in log.requests
 
 
+def test_a_group_of_prompts_beyond_the_window_is_passed_over(target, pool, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "GROUP", 1)
+    path = tmp_path / "alpha.eval.jsonl"
+    row = {"id": "alpha/0", "messages": [{"role": "user", "content": "x" * 300}]}
+    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    log = logs.read_log(collect(target, pool, tmp_path / "run", config))
+    assert log.workloads == ("beta",) and len(log.request_table) == 6
+
+
 def test_an_arm_outside_its_window_is_not_asked(target, pool, config, tmp_path):
     """A head with few positions drafts at the start only; the log says null there, not 0."""
     narrow = pool | {"eagle": make_eagle(target, window=24), "dflash": make_dflash(target)}
