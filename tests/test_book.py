@@ -197,7 +197,7 @@ def test_prose_shows_value_interval_and_label_of_a_claim(book):
     pattern = r"<span class=\"claim\" title=\"([^\"]*oracle_gap[^\"]*)\">(.*?)</span>\s*</span>"
     title, text = next(m for m in re.findall(pattern, page, re.DOTALL))
     assert all(part in re.sub(r"<[^>]+>", "", text + "</span>") for part in shown)
-    assert "n = 24 requests" in title and "run simulation" in title
+    assert "n = 24 requests" in title and "run log" in title
 
 
 @pytest.mark.slow

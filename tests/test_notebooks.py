@@ -237,7 +237,7 @@ def test_running_again_gives_the_same_bytes(tiny, tmp_path):
     """A second execution of a notebook, with its charts, equals the first byte for byte once it is clean."""
     path = NOTEBOOKS[1]
     with kernel_environment(tmp_path):
-        parameters = {"run": str(tiny / "log"), "n_resamples": TINY["n_resamples"]}
+        parameters = {"n_resamples": TINY["n_resamples"], "run": str(tiny / "log")}
         run_notebook(path, tmp_path / path.name, parameters, ROOT)
     for which, folder in (("first", tiny / "run"), ("second", tmp_path)):
         copy = staging.clean_notebook(staging.read_notebook(folder / path.name), path.stem, for_book=True)
