@@ -105,7 +105,7 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
 
     command.__doc__ = f"""Train the {what} on the target's own answers; a stopped training goes on where it was.
 
-    Example: specsel train {kind} --data _build/train --resume data/drafters/{kind}
+    Example: specsel train {kind} --data _build/train
     """
     return command
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ def recipe(kind: str, like: Path | None = None, **changes: Any) -> TrainConfig:
     if like is not None:
         try:
             log = json.loads((like / "training.json").read_text(encoding="utf-8"))
-            base = log["recipe"] | {"keep": tuple(log["recipe"]["keep"])}
+            base = {f.name: log["recipe"][f.name] for f in fields(TrainConfig)}
+            base["keep"] = tuple(base["keep"])
         except (OSError, ValueError, KeyError) as error:
             raise TrainError(f"{like / 'training.json'}: no recipe of a drafter here ({error}).") from error
         if log["kind"] != kind:
