@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.log import LogError, PositionLog
+from specsel.log import LogError, PositionLog, drafter_sha256
 from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
 
 
@@ -44,7 +44,7 @@ def learning_curves(
     folders: Iterable[str | Path], *, rng: np.random.Generator, n_resamples: int = 2_000
 ) -> pd.DataFrame:
     """Learning curves of drafter folders on held-out answers: arm, step, tokens, loss, first_token, block_efficiency,
-    low, high (answers resampled)."""
+    low, high, answers (these are resampled)."""
     rows = []
     for folder in folders:
         log = training_log(folder)
@@ -52,7 +52,7 @@ def learning_curves(
             sums = np.column_stack([point["answers"]["emitted"], point["answers"]["blocks"]]).astype(float)
             found = bootstrap_requests(pooled_ratio, sums, strata=None, rng=rng, n_resamples=n_resamples)
             shown = {name: point[name] for name in ("step", "tokens", "loss", "first_token")}
-            interval = {"block_efficiency": found.value, "low": found.low, "high": found.high}
+            interval = {"block_efficiency": found.value, "low": found.low, "high": found.high, "answers": found.n}
             rows.append({"arm": log["kind"]} | shown | interval)
     return pd.DataFrame(rows)
 
@@ -86,7 +86,7 @@ def _moved(change: Estimate) -> str:
 
 def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
     """Short trainings that differ in one setting: arm, variant, tokens, first_token, block_efficiency, difference, low,
-    high.
+    high, answers.
 
     The file maps a kind to variants and each of these to the last point of its curve. ``difference`` is the block
     efficiency less that of the recipe in use ("recipe"), on the same held-out answers, with the interval of the paired
@@ -97,7 +97,7 @@ def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2
         for name, point in trainings.items():
             found = _compare(trainings["recipe"], point, rng=rng, n_resamples=n_resamples)
             shown = {key: point[key] for key in ("tokens", "first_token", "block_efficiency")}
-            interval = {"difference": found.value, "low": found.low, "high": found.high}
+            interval = {"difference": found.value, "low": found.low, "high": found.high, "answers": found.n}
             rows.append({"arm": kind, "variant": name} | shown | interval)
     return pd.DataFrame(rows)
 
@@ -143,7 +143,8 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
             "precision of the generation": report.get("dtype", "not recorded"),
             "greedy choices that it changed": f"{precision['changed_share']:.2%}" if precision else "not measured",
             "draft vocabulary": f"{recipe['draft_vocab']:,}",
-            "held-out tokens in it": f"{log['coverage']:.2%}",
+            "generated tokens in it": f"{log['coverage']['generated']:.2%}",
+            "held-out tokens in it": f"{log['coverage']['held_out']:.2%}",
             "steps": f"{log['curve'][-1]['step']:,}, the best at {log['best_step']:,}",
             "answers a step": recipe["batch"],
             "optimiser": recipe["optimizer"],
@@ -151,6 +152,18 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
             "start": recipe["start"],
         }
     return pd.DataFrame(columns).rename_axis("fact").reset_index()
+
+
+def same_weights(log: PositionLog, folders: Iterable[str | Path]) -> str:
+    """One sentence: whether a log was collected with the weights of these folders, by the hashes of its manifest."""
+    logged = {entry.get("sha256") for entry in log.manifest.get("drafters", {}).values()}
+    missing = [Path(folder).name for folder in folders if drafter_sha256(Path(folder)) not in logged]
+    if not missing:
+        return "The log was collected with the weights whose training is described below."
+    return (
+        f"The log was collected with other weights than those of {' and '.join(missing)} whose training is described "
+        "below: what it says of acceptance and what is said of training are two pools."
+    )
 
 
 def overlap(path: str | Path) -> pd.DataFrame:

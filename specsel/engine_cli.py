@@ -52,7 +52,7 @@ def fetch() -> None:
 
 def train_data(
     out: Out = Path("_build/train"),
-    tokens: Annotated[int, typer.Option(help="output tokens to generate")] = 1_000_000,
+    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count")] = 1_000_000,
     prompts: Prompts = None,
     target: Target = None,
     revision: Revision = None,

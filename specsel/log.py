@@ -409,3 +409,11 @@ def summary(log: PositionLog) -> dict:
             "requests": {w: int(n) for w, n in zip(log.workloads, counts, strict=False)},
             "positions": {w: int(n) for w, n in zip(log.workloads, rows, strict=False)},
             "mean_accepted": means(accepted), "block_efficiency": efficiency}
+
+
+def drafter_sha256(folder: Path) -> str:
+    """Hash of a drafter's folder as a manifest states it: over the hashes of its weight and configuration files, by
+    name; what tells of its training does not count."""
+    told = ("training.json", "checkpoint.json")
+    files = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json") and p.name not in told]
+    return sha256_of("".join(sha256_of(p.read_bytes()) for p in sorted(files)).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specsel import drafters
-from specsel.log import LogError
+from specsel.log import LogError, drafter_sha256
 from specsel.simulation import Model, simulate_positions
 
 
@@ -82,10 +83,11 @@ def test_the_facts_of_a_training_are_told(folder):
     log = drafters.training_log(folder)
     counts = {"output_tokens": 1200, "kept_tokens": 1000, "requests": 10, "looping": 2}
     recipe = {"draft_vocab": 60, "batch": 8, "optimizer": "muon", "loss": "soft", "start": "target"}
-    log |= {"recipe": recipe, "data_report": counts, "coverage": 0.991, "best_step": 2}
+    log |= {"recipe": recipe, "data_report": counts, "best_step": 2}
+    log |= {"coverage": {"generated": 0.996, "held_out": 0.981}}
     (folder / "training.json").write_text(json.dumps(log))
     facts = drafters.training_facts([folder]).set_index("fact")["eagle"]
-    assert facts["held-out tokens in it"] == "99.10%" and facts["greedy choices that it changed"] == "not measured"
+    assert facts["generated tokens in it"] == "99.60%" and facts["greedy choices that it changed"] == "not measured"
 
 
 def test_the_sentence_on_overlap_counts_what_was_found(tmp_path):
@@ -98,6 +100,17 @@ def test_the_sentence_on_overlap_counts_what_was_found(tmp_path):
     rows[0] |= {"exact": 1, "near": 3}
     (tmp_path / "overlap.json").write_text(json.dumps({"workloads": rows}))
     assert "1 stand among" in drafters.told(drafters.overlap(tmp_path / "overlap.json"))
+
+
+def test_weights_of_the_log_are_told_from_others(log, folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"weights")
+    entry = {"eagle": {"sha256": drafter_sha256(folder)}}
+    same = dataclasses.replace(log, manifest={"drafters": entry})
+    assert drafters.same_weights(same, [folder]).startswith("The log was collected with the weights")
+    weights.write_bytes(b"others")
+    assert f"other weights than those of {folder.name}" in drafters.same_weights(same, [folder])
+    assert "other weights" in drafters.same_weights(log, [folder])
 
 
 def test_a_missing_or_broken_training_log_is_named(tmp_path):

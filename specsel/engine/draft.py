@@ -41,6 +41,13 @@ class Drafts:
         """The drafted tokens of one anchor."""
         return self.tokens[anchor, : max(self.proposed[anchor], 0)].tolist()
 
+    def accepted(self, output: np.ndarray) -> np.ndarray:
+        """Accepted tokens at every anchor of an output (T,): the common prefix of draft and what follows, (T - 1,)."""
+        width = self.tokens.shape[1]
+        padded = np.pad(output, (0, width), constant_values=NO_TOKEN - 1)
+        following = np.lib.stride_tricks.sliding_window_view(padded[1:], width)[: len(self)]
+        return (self.tokens == following).cumprod(1).sum(1)
+
     def statistics(self) -> dict[str, np.ndarray]:
         """conf_mean, conf_min, conf_first, ent_mean over the proposed slots, each (A,); nan where there is no
         distribution."""

@@ -34,7 +34,6 @@ from specsel.engine.generate import BatchedTarget, Generation, choice_rule, gene
 from specsel.engine.ngram import suffix_match_lengths
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompts_sha256
 from specsel.engine.target import Target
-from specsel.engine.train import accepted_counts
 from specsel.log import SpecselError
 
 GROUP, ROWS = 64, 32
@@ -232,7 +231,7 @@ def draft_all(pool: dict, prompt: Prompt, answer: Generation, draft_len: int) ->
 def _records(
     prompt: Prompt, drafts: dict[str, Drafts], output: np.ndarray, context: dict[str, np.ndarray]
 ) -> Iterator[dict]:
-    accepted = {arm: accepted_counts(d, output) for arm, d in drafts.items()}
+    accepted = {arm: d.accepted(output) for arm, d in drafts.items()}
     statistics = {arm: d.statistics() for arm, d in drafts.items()}
     for p in range(len(output) - 1):
         arms = {

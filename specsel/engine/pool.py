@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import warnings
@@ -16,7 +15,8 @@ from specsel.engine.dflash import DFlash, load_model
 from specsel.engine.eagle import Eagle, check_vocabulary, load_head
 from specsel.engine.layers import CheckpointError, read_folder
 from specsel.engine.ngram import Ngram, NgramConfig
-from specsel.engine.target import Target, sha256_of, tap_indices
+from specsel.engine.target import Target, tap_indices
+from specsel.log import drafter_sha256
 
 ARMS = ("dflash", "eagle", "ngram", "cascade")
 
@@ -125,16 +125,9 @@ def describe(config: PoolConfig, tag: str | None = None) -> dict[str, dict]:
     """What the manifest says of every drafter: kind, settings, hash of the weights, and of the trained ones their step
     and the name of the checkpoint (``tag``, if given)."""
 
-    def weights(folder: Path) -> str:
-        files = sorted(
-            p
-            for p in locate(folder).iterdir()
-            if p.suffix in (".safetensors", ".bin", ".json") and p.name not in ("training.json", "checkpoint.json")
-        )
-        return hashlib.sha256("".join(sha256_of(p) for p in files).encode()).hexdigest()
-
     def trained(folder: Path, kind: str) -> dict:
-        return {"id": _id(folder), "kind": kind, "sha256": weights(folder)} | checkpoint_of(locate(folder), tag)
+        where = locate(folder)
+        return {"id": _id(folder), "kind": kind, "sha256": drafter_sha256(where)} | checkpoint_of(where, tag)
 
     return {
         "dflash": trained(config.dflash, "block diffusion, one pass"),

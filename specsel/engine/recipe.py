@@ -38,7 +38,7 @@ class TrainConfig:
     draft_steps: int = 4  # EAGLE-3: steps of the training-time test
     layers: int = 3  # DFlash: decoder layers
     anchors: int = 32  # DFlash: anchors per answer, drawn anew each time
-    short_block: int = 0  # DFlash: block size of the first part of the training, 0 = the whole block throughout
+    short_blocks: tuple[int, ...] = ()  # DFlash: sizes that the block grows through before it is whole, equally long
     short_until: float = 0.7  # DFlash: share of the steps with short blocks; more of them, for the same rows
     slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
     gamma: float = 5.0
@@ -51,12 +51,12 @@ class TrainConfig:
 def recipe(kind: str, like: Path | None = None, **changes: Any) -> TrainConfig:
     """The recipe of one kind of drafter ("eagle" or "dflash"), or the one that the drafter folder ``like`` was trained
     by, with some settings changed. Raises TrainError when the folder tells no recipe."""
-    base: dict[str, Any] = {"short_block": 5} if kind == "dflash" else {}
+    base: dict[str, Any] = {"short_blocks": (3, 5)} if kind == "dflash" else {}
     if like is not None:
         try:
             log = json.loads((like / "training.json").read_text(encoding="utf-8"))
             base = {f.name: log["recipe"][f.name] for f in fields(TrainConfig)}
-            base["keep"] = tuple(base["keep"])
+            base |= {name: tuple(base[name]) for name in ("keep", "short_blocks")}
         except (OSError, ValueError, KeyError) as error:
             raise TrainError(f"{like / 'training.json'}: no recipe of a drafter here ({error}).") from error
         if log["kind"] != kind:
@@ -78,8 +78,8 @@ def rate_factor(step: int, config: TrainConfig) -> float:
 def block_size(step: int, config: TrainConfig) -> int:
     """Block size, anchor included, that DFlash is trained with at a step.
 
-    >>> [block_size(step, TrainConfig(steps=10, short_block=5, short_until=0.5)) for step in (4, 5)]
-    [5, 10]
+    >>> [block_size(step, TrainConfig(steps=10, short_blocks=(3, 5), short_until=0.4)) for step in (0, 1, 2, 3, 4)]
+    [3, 3, 5, 5, 10]
     """
-    short = config.short_block and step < config.short_until * config.steps
-    return config.short_block if short else config.draft_len + 1
+    sizes, share = config.short_blocks, step / (config.short_until * config.steps)
+    return sizes[int(share * len(sizes))] if sizes and share < 1 else config.draft_len + 1

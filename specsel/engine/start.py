@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,26 +20,24 @@ def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
     return inverse
 
 
+def shapes(target: Target) -> dict[str, Any]:
+    """Shapes of a drafter whose layers are those of its target."""
+    c = target.model.config
+    same = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    return {name: getattr(c, name) for name in same} | {
+        "head_dim": head_dim,
+        "rope_theta": c.rope_parameters["rope_theta"],
+    }
+
+
 def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
     """A head whose draft vocabulary is scored by the target's embedding rows; with ``start`` "target" its layer is the
     target's last one, in the feature half, and fc the identity on the top tap."""
-    c = target.model.config
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    head = EagleHead(
-        EagleConfig(
-            c.hidden_size,
-            c.intermediate_size,
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            c.vocab_size,
-            len(ids),
-            head_dim,
-            c.rms_norm_eps,
-            c.rope_parameters["rope_theta"],
-        )
-    )
+    vocab, h = len(target.model.model.embed_tokens.weight), target.model.config.hidden_size
+    head = EagleHead(EagleConfig(**shapes(target), vocab_size=vocab, draft_vocab_size=len(ids)))
     head.set_vocabulary(ids)
-    last, h = target.model.model.layers[-1], c.hidden_size
+    last = target.model.model.layers[-1]
     with torch.no_grad():
         head.lm_head.weight.copy_(target.model.lm_head.weight[ids])
         if config.start == "random":
@@ -57,26 +57,18 @@ def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
 def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
     """A drafter with a learned mask vector; with ``start`` "target" its layers are the target's last ones and fc the
     identity on the top tap."""
-    c = target.model.config
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     model = DFlashModel(
         DFlashConfig(
-            c.hidden_size,
-            c.intermediate_size,
-            config.layers,
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            config.draft_len + 1,
-            tuple(i - 1 for i in target.taps),
-            head_dim,
-            c.rms_norm_eps,
-            c.rope_parameters["rope_theta"],
-            c.max_position_embeddings,
+            **shapes(target),
+            num_hidden_layers=config.layers,
+            block_size=config.draft_len + 1,
+            target_layer_ids=tuple(i - 1 for i in target.taps),
+            max_position_embeddings=target.window,
             learned_mask=True,
             head_slice=len(ids),
         )
     )
-    h = c.hidden_size
+    h = target.model.config.hidden_size
     with torch.no_grad():
         model.head_ids.copy_(ids)
         model.mask_embedding.copy_(target.model.model.embed_tokens.weight.mean(0))

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from specsel.engine.data import Example, examples, read_report, shards
 from specsel.engine.dflash import DFlash
-from specsel.engine.draft import Drafts
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
 from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor
@@ -30,31 +29,28 @@ HELD_OUT_EVERY = 64
 """Every 64th answer is never trained on: the held-out set of the learning curve."""
 
 
-def draft_vocabulary(paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]) -> tuple[Tensor, float]:
-    """The ``size`` most frequent ids of the training answers, end ids included, sorted; and the share of held-out
-    output tokens covered.
+def draft_vocabulary(
+    paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]
+) -> tuple[Tensor, dict[str, float]]:
+    """The ``size`` most frequent ids of the training answers, end ids included, sorted; and the share of output tokens
+    covered: of the "generated" answers that it was chosen from, and of those "held_out".
 
     Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt); ids that
     never occur fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
     """
-    counts, test = torch.zeros(vocab), torch.zeros(vocab)
+    prompts, outputs, test = torch.zeros(3, vocab)
     for path in paths:
         for i, example in enumerate(examples(path)):
             prompt, output = example.tokens.tensor_split([example.n_prompt])
             if i % HELD_OUT_EVERY:
-                counts += output.bincount(minlength=vocab) + prompt.bincount(minlength=vocab) / 4
+                prompts += prompt.bincount(minlength=vocab)
+                outputs += output.bincount(minlength=vocab)
             else:
                 test += output.bincount(minlength=vocab)
+    counts = outputs + prompts / 4
     counts[list(eos_ids)] = counts.max() + 1
     ids = counts.argsort(descending=True, stable=True)[:size].sort().values
-    return ids, float(test[ids].sum() / test.sum())
-
-
-def accepted_counts(drafts: Drafts, output: np.ndarray) -> np.ndarray:
-    """Accepted tokens of a draft at every anchor of an output: the common prefix with what follows, (T - 1,)."""
-    padded = np.pad(output, (0, drafts.tokens.shape[1]), constant_values=-2)
-    following = np.lib.stride_tricks.sliding_window_view(padded[1:], drafts.tokens.shape[1])[: len(drafts)]
-    return (drafts.tokens == following).cumprod(1).sum(1)
+    return ids, {name: float(n[ids].sum() / n.sum()) for name, n in (("generated", outputs), ("held_out", test))}
 
 
 def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, Any]:
@@ -63,7 +59,7 @@ def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, A
     first, emitted, blocks = 0, [], []
     for e in batch:
         output = e.tokens[e.n_prompt :].numpy()
-        accepted = accepted_counts(drafter.propose_all(e.tokens.tolist(), e.n_prompt, e.taps, draft_len), output)
+        accepted = drafter.propose_all(e.tokens.tolist(), e.n_prompt, e.taps, draft_len).accepted(output)
         first += int((accepted > 0).sum())
         p, n = 0, 0
         while p < len(accepted):

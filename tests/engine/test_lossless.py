@@ -10,7 +10,6 @@ from conftest import EOS, Scripted, prompts
 from specsel.engine.decode import Decoder, always, plain
 from specsel.engine.generate import BatchedTarget, generate, sampled
 from specsel.engine.target import TargetError, cache_length, keep
-from specsel.engine.train import accepted_counts
 from specsel.engine.verify import accept, attention_mask, merge
 
 MAX_NEW = 40
@@ -91,7 +90,7 @@ def test_offline_scores_equal_live_scores(target, features, pool):
         taps = features(torch.tensor(tokens[:-1]))[1]
         for arm, drafter in pool.items():
             drafts = drafter.propose_all(tokens, len(prompt), taps, 4)
-            offline = accepted_counts(drafts, np.array(trace.output))
+            offline = drafts.accepted(np.array(trace.output))
             for block in trace.blocks:
                 assert block.accepted[arm] == offline[block.position], (arm, block)
                 assert block.proposed[arm] == drafts.proposed[block.position]

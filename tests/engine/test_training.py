@@ -18,7 +18,7 @@ from specsel.engine.generate import BatchedTarget, distinct_share, generate
 from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
 from specsel.engine.recipe import TrainConfig, TrainError, recipe
-from specsel.engine.train import accepted_counts, train_drafter
+from specsel.engine.train import train_drafter
 
 TINY = TrainConfig(
     steps=6,
@@ -73,7 +73,8 @@ def test_precision_counts_the_choices_that_the_full_precision_would_change(targe
 
 def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
     ids, coverage = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
-    assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all() and 0 < coverage <= 1
+    assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all()
+    assert all(0 < share <= 1 for share in coverage.values()) and list(coverage) == ["generated", "held_out"]
 
 
 def test_soft_targets_are_distributions_over_the_draft_vocabulary(answers):
@@ -125,7 +126,7 @@ def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(t
         ("eagle", {"start": "random"}),
         ("dflash", {"loss": "hard", "slots": "pace"}),
         ("dflash", {"start": "random"}),
-        ("dflash", {"short_block": 3}),
+        ("dflash", {"short_blocks": (2, 3)}),
     ],
 )
 def test_every_variant_of_the_recipe_learns(target, answers, tmp_path, kind, changes):
@@ -186,7 +187,7 @@ def test_accepted_counts_are_common_prefixes_with_what_follows():
 
     nothing = np.full((3, 2), np.nan)
     drafts = Drafts(np.array([[5, 6], [6, 9], [9, 9]]), np.array([2, 2, 2]), nothing, nothing)
-    assert accepted_counts(drafts, np.array([4, 5, 6, 7])).tolist() == [2, 1, 0]
+    assert drafts.accepted(np.array([4, 5, 6, 7])).tolist() == [2, 1, 0]
 
 
 def test_the_recipe_of_a_trained_folder_is_followed(target, answers, tmp_path):
