@@ -5,7 +5,7 @@ RUN ?= data/runs/spine
 PIP = -m pip --disable-pip-version-check install --progress-bar off -q
 ADVICE = the installation failed. Check the network and the disk space (4 GB), then run the same command again; `make clean-env` starts afresh
 
-.PHONY: help book test test-browser env env-all logs lab pdf bench lint refresh lock clean clean-env
+.PHONY: help book test env env-all logs lab pdf bench lint refresh lock clean clean-env
 .DELETE_ON_ERROR:
 
 help:
@@ -41,10 +41,7 @@ book: env
 
 test: env-all
 	@.venv-all/bin/specsel fetch
-	.venv-all/bin/python -m pytest -m "not gpu and not browser" $(TESTS)
-
-test-browser: env-all
-	.venv-all/bin/python -m pytest -m browser
+	.venv-all/bin/python -m pytest -m "not gpu" $(TESTS)
 
 logs: env-all
 	.venv-all/bin/specsel fetch
