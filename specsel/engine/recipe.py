@@ -23,8 +23,8 @@ class TrainConfig:
     the steps in ``keep`` are written beside the best ones, to measure selection against drafter quality.
     """
 
-    steps: int = 2000
-    batch: int = 8
+    steps: int = 2100
+    batch: int = 4
     rate: float = 4e-3
     warm_up: float = 0.03
     cool_down: float = 0.4
@@ -42,7 +42,7 @@ class TrainConfig:
     short_until: float = 0.7  # DFlash: share of the steps with short blocks; more of them, for the same rows
     slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
     gamma: float = 5.0
-    eval_every: int = 250
+    eval_every: int = 300
     held_out: int = 48
     patience: int = 4
     keep: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class TrainConfig:
 def recipe(kind: str, like: Path | None = None, **changes: Any) -> TrainConfig:
     """The recipe of one kind of drafter ("eagle" or "dflash"), or the one that the drafter folder ``like`` was trained
     by, with some settings changed. Raises TrainError when the folder tells no recipe."""
-    base: dict[str, Any] = {"short_blocks": (3, 5)} if kind == "dflash" else {}
+    base: dict[str, Any] = {"rate": 8e-3, "short_blocks": (3, 5)} if kind == "dflash" else {}
     if like is not None:
         try:
             log = json.loads((like / "training.json").read_text(encoding="utf-8"))
