@@ -33,7 +33,6 @@ from specsel.records import (
 
 CHUNK = 4096  # lines
 ARM_STATS = (*STATS, "match_length")
-SCALARS = ("position", "remaining", "on_path")
 TOLERATED = {*RECORD_FIELDS, "schema_version"}
 
 

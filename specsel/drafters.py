@@ -85,34 +85,32 @@ def _moved(change: Estimate) -> str:
 
 
 def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Short trainings that differ in one setting: arm, variant, tokens, first_token, block_efficiency, difference, low,
-    high, answers.
+    """Pairs of short trainings that differ in one setting: arm, variant, tokens, difference, low, high, answers.
 
-    The file maps a kind to variants and each of these to the last point of its curve. ``difference`` is the block
-    efficiency less that of the recipe in use ("recipe"), on the same held-out answers, with the interval of the paired
-    bootstrap over answers.
+    The file lists for each pair the arm, what was "tried" and what it stands "instead of", and the last point of both
+    curves ("point", "other"). ``difference`` is the block efficiency of what was tried less that of the other, on the
+    same held-out answers, with the interval of the paired bootstrap over answers.
     """
     rows = []
-    for kind, trainings in _json(Path(path)).items():
-        for name, point in trainings.items():
-            found = _compare(trainings["recipe"], point, rng=rng, n_resamples=n_resamples)
-            shown = {key: point[key] for key in ("tokens", "first_token", "block_efficiency")}
-            interval = {"difference": found.value, "low": found.low, "high": found.high, "answers": found.n}
-            rows.append({"arm": kind, "variant": name} | shown | interval)
+    for pair in _json(Path(path)):
+        found = _compare(pair["other"], pair["point"], rng=rng, n_resamples=n_resamples)
+        name = f"{pair['tried']} instead of {pair['instead of']}"
+        shown = {"arm": pair["arm"], "variant": name, "tokens": pair["point"]["tokens"], "difference": found.value}
+        rows.append(shown | {"low": found.low, "high": found.high, "answers": found.n})
     return pd.DataFrame(rows)
 
 
 def what_helped(table: pd.DataFrame) -> str:
-    """One sentence on the table of ``variants``: which settings are worse than the recipe, better, or no different."""
-    others = table[table["variant"] != "recipe"]
-    named = others["arm"] + " with " + others["variant"]
+    """One sentence on the table of ``variants``: what was worse than what it stands instead of, what better."""
+    named = table["arm"] + " with " + table["variant"]
     groups = {
-        "worse than the recipe": named[others["high"] < 0],
-        "better than the recipe": named[others["low"] > 0],
-        "not distinguishable from it": named[(others["low"] <= 0) & (others["high"] >= 0)],
+        "better": named[table["low"] > 0],
+        "worse": named[table["high"] < 0],
+        "no difference that could be told": named[(table["low"] <= 0) & (table["high"] >= 0)],
     }
     parts = [f"{words}: {', '.join(found)}" for words, found in groups.items() if len(found)]
-    return "; ".join(parts).capitalize() + "." if parts else "No variant was tried."
+    words = "; ".join(parts) or "nothing else was tried"
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _compare(base: dict[str, Any], point: dict[str, Any], *, rng: np.random.Generator, n_resamples: int) -> Estimate:
@@ -156,7 +154,8 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
 
 def same_weights(log: PositionLog, folders: Iterable[str | Path]) -> str:
     """One sentence: whether a log was collected with the weights of these folders, by the hashes of its manifest."""
-    logged = {entry.get("sha256") for entry in log.manifest.get("drafters", {}).values()}
+    entries = log.manifest.get("drafters") or {}
+    logged = {entry.get("sha256") for entry in entries.values() if isinstance(entry, dict)}
     missing = [Path(folder).name for folder in folders if drafter_sha256(Path(folder)) not in logged]
     if not missing:
         return "The log was collected with the weights whose training is described below."

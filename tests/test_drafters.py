@@ -58,24 +58,24 @@ def test_a_learning_curve_has_an_interval_per_point(folder):
 
 
 def test_variants_are_compared_on_the_same_answers(folder):
-    """100 tokens in 80 or 50 blocks: 1.25 against 2.0; the recipe differs from itself by exactly 0."""
+    """100 tokens in 80 or 50 blocks: 1.25 against 2.0."""
     curve = drafters.training_log(folder)["curve"]
     path = folder / "variants.json"
-    path.write_text(json.dumps({"eagle": {"recipe": curve[0], "other": curve[1]}}))
-    table = drafters.variants(path, rng=np.random.default_rng(0)).set_index("variant")
-    assert table.loc["other", "difference"] == pytest.approx(0.75)
-    assert table.loc["recipe", ["difference", "low", "high"]].tolist() == [0, 0, 0]
+    pair = {"arm": "eagle", "tried": "muon", "instead of": "adamw", "other": curve[0], "point": curve[1]}
+    path.write_text(json.dumps([pair]))
+    table = drafters.variants(path, rng=np.random.default_rng(0))
+    assert table.loc[0, "difference"] == pytest.approx(0.75) and table.loc[0, "variant"] == "muon instead of adamw"
     curve[1]["answers"]["emitted"] = [59, 41]
-    path.write_text(json.dumps({"eagle": {"recipe": curve[0], "other": curve[1]}}))
+    path.write_text(json.dumps([pair]))
     with pytest.raises(LogError, match="different held-out answers"):
         drafters.variants(path, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words"), [(0.1, 0.2, "Better"), (-0.2, -0.1, "Worse"), (-0.1, 0.1, "Not distinguishable")]
+    ("low", "high", "words"), [(0.1, 0.2, "Better"), (-0.2, -0.1, "Worse"), (-0.1, 0.1, "No difference")]
 )
 def test_the_sentence_on_variants_follows_their_intervals(low, high, words):
-    table = pd.DataFrame([{"arm": "eagle", "variant": v, "low": low, "high": high} for v in ("recipe", "lk")])
+    table = pd.DataFrame([{"arm": "eagle", "variant": "lk", "low": low, "high": high}])
     assert drafters.what_helped(table).startswith(words) and "eagle with lk" in drafters.what_helped(table)
 
 

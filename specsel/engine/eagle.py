@@ -233,7 +233,7 @@ class Eagle:
         """Forgets the request."""
         config, weight = self.head.config, self.head.fc.weight
         self.keys = torch.zeros(0, config.num_key_value_heads, config.head_dim, dtype=self.dtype, device=weight.device)
-        self.values, self.last, self._pending = self.keys, None, None
+        self.values, self.last = self.keys, None
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.embedding).to(self.dtype)
