@@ -17,6 +17,9 @@ import pandas as pd
 from specsel.log import LogError, PositionLog, drafter_sha256
 from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
 
+LENGTH = ("steps", "eval_every")
+"""Settings that say how long a training is, not how: trainings are compared at the same number of tokens seen."""
+
 
 def acceptance(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
     """Share of all positions at which at least k drafted tokens are accepted, k = 1..L, per workload and over all of
@@ -87,17 +90,26 @@ def _moved(change: Estimate) -> str:
 def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
     """Pairs of short trainings that differ in one setting: arm, variant, tokens, difference, low, high, answers.
 
-    The file lists for each pair the arm, what was "tried" and what it stands "instead of", and the last point of both
-    curves ("point", "other"). ``difference`` is the block efficiency of what was tried less that of the other, on the
-    same held-out answers, with the interval of the paired bootstrap over answers.
+    The file lists for each pair the arm, and recipe and last point of the curve of what was "tried" and of what it
+    stands "instead_of"; ``variant`` names the settings that differ. ``difference`` is the block efficiency of what was
+    tried less that of the other, on the same held-out answers, with the interval of the paired bootstrap over answers.
     """
     rows = []
     for pair in _json(Path(path)):
-        found = _compare(pair["other"], pair["point"], rng=rng, n_resamples=n_resamples)
-        name = f"{pair['tried']} instead of {pair['instead of']}"
-        shown = {"arm": pair["arm"], "variant": name, "tokens": pair["point"]["tokens"], "difference": found.value}
+        tried, other = pair["tried"], pair["instead_of"]
+        found = _compare(other["point"], tried["point"], rng=rng, n_resamples=n_resamples)
+        name = ", ".join(
+            f"{setting.replace('_', ' ')} {_setting(value)} instead of {_setting(other['recipe'][setting])}"
+            for setting, value in tried["recipe"].items()
+            if value != other["recipe"][setting] and setting not in LENGTH
+        )
+        shown = {"arm": pair["arm"], "variant": name, "tokens": tried["point"]["tokens"], "difference": found.value}
         rows.append(shown | {"low": found.low, "high": found.high, "answers": found.n})
     return pd.DataFrame(rows)
+
+
+def _setting(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def what_helped(table: pd.DataFrame) -> str:

@@ -61,10 +61,12 @@ def test_variants_are_compared_on_the_same_answers(folder):
     """100 tokens in 80 or 50 blocks: 1.25 against 2.0."""
     curve = drafters.training_log(folder)["curve"]
     path = folder / "variants.json"
-    pair = {"arm": "eagle", "tried": "muon", "instead of": "adamw", "other": curve[0], "point": curve[1]}
+    recipes = ({"loss": loss, "steps": n, "short_blocks": [3]} for loss, n in (("lk", 9), ("soft", 8)))
+    tried, other = ({"recipe": r, "point": p} for r, p in zip(recipes, (curve[1], curve[0]), strict=True))
+    pair = {"arm": "eagle", "tried": tried, "instead_of": other}
     path.write_text(json.dumps([pair]))
     table = drafters.variants(path, rng=np.random.default_rng(0))
-    assert table.loc[0, "difference"] == pytest.approx(0.75) and table.loc[0, "variant"] == "muon instead of adamw"
+    assert table.loc[0, "difference"] == pytest.approx(0.75) and table.loc[0, "variant"] == "loss lk instead of soft"
     curve[1]["answers"]["emitted"] = [59, 41]
     path.write_text(json.dumps([pair]))
     with pytest.raises(LogError, match="different held-out answers"):
