@@ -155,13 +155,22 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
             "draft vocabulary": f"{recipe['draft_vocab']:,}",
             "generated tokens in it": f"{log['coverage']['generated']:.2%}",
             "held-out tokens in it": f"{log['coverage']['held_out']:.2%}",
+            "goes on from": _origin(log.get("earlier")),
             "steps": f"{log['curve'][-1]['step']:,}, the best at {log['best_step']:,}",
+            "learning rate": f"{recipe['rate']:g}",
             "answers a step": recipe["batch"],
             "optimiser": recipe["optimizer"],
             "loss": recipe["loss"],
             "start": recipe["start"],
         }
     return pd.DataFrame(columns).rename_axis("fact").reset_index()
+
+
+def _origin(earlier: dict[str, Any] | None) -> str:
+    if earlier is None:
+        return "a new drafter"
+    recipe, tokens = earlier["recipe"], earlier["data_report"]["output_tokens"]
+    return f"{earlier['best_step']:,} steps on {tokens:,} generated tokens at {recipe['rate']:g}"
 
 
 def same_weights(log: PositionLog, folders: Iterable[str | Path]) -> str:
@@ -196,8 +205,10 @@ def told(table: pd.DataFrame) -> str:
 
 
 def training_log(folder: str | Path) -> dict[str, Any]:
-    """The log that a training wrote beside its weights; raises LogError naming the file when there is none."""
-    return _json(Path(folder) / "training.json")
+    """The log that a training wrote beside its weights, its curve after that of the training that it went on from;
+    raises LogError naming the file when there is none."""
+    log = _json(Path(folder) / "training.json")
+    return log | {"curve": log.get("earlier", {}).get("curve", []) + log["curve"]}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         resume: Annotated[
             Path | None, typer.Option(help="drafter folder whose recipe is followed; give --out to continue it there")
         ] = None,
+        after: Annotated[Path | None, typer.Option(help="drafter folder to go on from: train it further")] = None,
         target: Target = None,
         revision: Revision = None,
         device: Device = "cpu",
@@ -100,8 +101,8 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         from specsel import engine
 
         loaded = _target(target, revision, device, dtype)
-        recipe = engine.recipe(kind, resume, **_given(steps=steps, seed=seed))
-        print(engine.train_drafter(kind, loaded, data, out, recipe))
+        recipe = engine.recipe(kind, resume, further=after is not None, **_given(steps=steps, seed=seed))
+        print(engine.train_drafter(kind, loaded, data, out, recipe, after=after))
 
     command.__doc__ = f"""Train the {what} on the target's own answers; a stopped training goes on where it was.
 

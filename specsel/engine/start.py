@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specsel.engine.dflash import DFlashConfig, DFlashModel
-from specsel.engine.eagle import EagleConfig, EagleHead
-from specsel.engine.recipe import TrainConfig
+from specsel.engine.dflash import DFlashConfig, DFlashModel, load_model
+from specsel.engine.eagle import EagleConfig, EagleHead, load_head
+from specsel.engine.layers import read_folder
+from specsel.engine.recipe import TrainConfig, TrainError
 from specsel.engine.target import Target
+from specsel.log import drafter_sha256
 
 
 def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
@@ -81,6 +85,22 @@ def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
             state = source.state_dict()
             layer.load_state_dict({name: state.get(name, value) for name, value in layer.state_dict().items()})
     return model
+
+
+def earlier_drafter(kind: str, folder: Path) -> tuple[nn.Module, Tensor, dict[str, Any]]:
+    """A trained drafter to be trained further, the target ids of its draft vocabulary, and its training log with the
+    hash of its weights. Raises TrainError when the folder tells no training of that kind."""
+    try:
+        log = json.loads((folder / "training.json").read_text(encoding="utf-8")) | {"sha256": drafter_sha256(folder)}
+    except (OSError, ValueError) as error:
+        raise TrainError(f"{folder / 'training.json'}: no training to go on from ({error}).") from error
+    if log["kind"] != kind:
+        raise TrainError(f"{folder / 'training.json'}: a training of '{log['kind']}', not of '{kind}'.")
+    if kind == "eagle":
+        head = load_head(read_folder(folder))
+        return head, head.target_ids, log
+    model = load_model(read_folder(folder))
+    return model, model.head_ids.clone(), log
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:

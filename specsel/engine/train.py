@@ -22,7 +22,7 @@ from specsel.engine.dflash import DFlash
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
 from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor
-from specsel.engine.start import inverse_vocabulary, new_dflash, new_eagle, randomise
+from specsel.engine.start import earlier_drafter, inverse_vocabulary, new_dflash, new_eagle, randomise
 from specsel.engine.target import Target, sha256_of
 
 HELD_OUT_EVERY = 64
@@ -30,10 +30,10 @@ HELD_OUT_EVERY = 64
 
 
 def draft_vocabulary(
-    paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...]
+    paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...], ids: Tensor | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The ``size`` most frequent ids of the training answers, end ids included, sorted; and the share of output tokens
-    covered: of the "generated" answers that it was chosen from, and of those "held_out".
+    """The ``size`` most frequent ids of the training answers, end ids included, sorted, or the given ``ids``; and the
+    share of output tokens covered: of the "generated" answers, held-out ones aside, and of those "held_out".
 
     Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt); ids that
     never occur fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
@@ -49,7 +49,8 @@ def draft_vocabulary(
                 test += output.bincount(minlength=vocab)
     counts = outputs + prompts / 4
     counts[list(eos_ids)] = counts.max() + 1
-    ids = counts.argsort(descending=True, stable=True)[:size].sort().values
+    if ids is None:
+        ids = counts.argsort(descending=True, stable=True)[:size].sort().values
     return ids, {name: float(n[ids].sum() / n.sum()) for name, n in (("generated", outputs), ("held_out", test))}
 
 
@@ -117,20 +118,38 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     return made
 
 
+def _new(
+    kind: str, target: Target, paths: list[Path], config: TrainConfig, after: Path | None
+) -> tuple[nn.Module, Tensor, dict]:
+    """The drafter that a training starts with, its draft vocabulary, and what the training's log says of both."""
+    if (config.start == "earlier") != (after is not None):
+        raise TrainError(f"start '{config.start}': name a drafter to go on from with start 'earlier', and only then.")
+    torch.manual_seed(config.seed)
+    model, known, earlier = earlier_drafter(kind, after) if after else (None, None, None)
+    vocab = target.model.config.vocab_size
+    ids, coverage = draft_vocabulary(paths, config.draft_vocab, vocab, target.eos_ids, known)
+    model = model or (new_eagle if kind == "eagle" else new_dflash)(target, ids, config)
+    return model.to(target.model.device), ids, {"coverage": coverage} | ({"earlier": earlier} if earlier else {})
+
+
 def train_drafter(
-    kind: str, target: Target, data: Path, out: Path, config: TrainConfig, *, report: Callable[[dict], None] = print
+    kind: str,
+    target: Target,
+    data: Path,
+    out: Path,
+    config: TrainConfig,
+    *,
+    after: Path | None = None,
+    report: Callable[[dict], None] = print,
 ) -> dict:
-    """Trains one drafter ("eagle" or "dflash") and writes weights, config and log to ``out``; resumes from
-    ``out/state`` when it is there.
+    """Trains one drafter ("eagle" or "dflash"), a new one or the one in the folder ``after`` further, and writes
+    weights, config and log to ``out``; resumes from ``out/state`` when it is there.
 
     The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data
-    hash, learning curve).
+    hash, learning curve; the earlier training's own under "earlier", and tokens are counted on from it).
     """
-    paths = shards(data)
-    ids, coverage = draft_vocabulary(paths, config.draft_vocab, target.model.config.vocab_size, target.eos_ids)
-    torch.manual_seed(config.seed)
-    device = target.model.device
-    model = (new_eagle if kind == "eagle" else new_dflash)(target, ids, config).to(device)
+    paths, device = shards(data), target.model.device
+    model, ids, told = _new(kind, target, paths, config, after)
     embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
@@ -138,7 +157,7 @@ def train_drafter(
     log = {
         "kind": kind,
         "recipe": asdict(config),
-        "coverage": coverage,
+        **told,
         "dtype": "bf16 autocast",
         "target": target.sha256,
         "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
@@ -149,7 +168,8 @@ def train_drafter(
     if config.keep and not first:
         _write_weights(out / "checkpoints" / "random", randomise(copy.deepcopy(model), config.seed))
     stream, test = _Stream(paths, config.seed, first * config.batch), held_out(paths, config.held_out)
-    started, losses, tokens = time.monotonic(), [], (log["curve"][-1]["tokens"] if log["curve"] else 0)
+    seen = log["curve"] or log.get("earlier", {}).get("curve")
+    started, losses, tokens = time.monotonic(), [], (seen[-1]["tokens"] if seen else 0)
     for step in range(first, config.steps):
         if _stalled(log["curve"], config.patience):
             break
@@ -203,8 +223,8 @@ def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimize
     if not (state / "log.json").is_file():
         return 0
     saved = json.loads((state / "log.json").read_text(encoding="utf-8"))
-    for name in ("kind", "recipe", "data", "target"):
-        if saved[name] != json.loads(json.dumps(log[name])):
+    for name in ("kind", "recipe", "data", "target", "earlier"):
+        if saved.get(name) != json.loads(json.dumps(log.get(name))):
             raise TrainError(
                 f"{state}: the unfinished training has another '{name}'; continue it as it was, or remove the folder."
             )

@@ -11,6 +11,7 @@ import torch
 from conftest import EOS, VOCAB, prompts
 from safetensors.torch import load_file
 
+from specsel import drafters
 from specsel.engine import data, losses, start, train
 from specsel.engine.dflash import load_model
 from specsel.engine.eagle import check_vocabulary, load_head
@@ -200,6 +201,33 @@ def test_the_recipe_of_a_trained_folder_is_followed(target, answers, tmp_path):
         recipe("dflash", tmp_path / "a")
     with pytest.raises(TrainError, match="no recipe"):
         recipe("dflash", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_a_trained_drafter_is_trained_further(target, answers, tmp_path, kind):
+    """Its weights and its draft vocabulary are the start, tokens are counted on, the earlier training stands in the
+    log; at rate 0 it stays as it is."""
+    first = train_drafter(kind, target, answers, tmp_path / "a", TINY, report=lambda point: None)
+    config = recipe(kind, further=True, **{k: getattr(TINY, k) for k in ("batch", "draft_len", "layers", "held_out")})
+    config = replace(config, rate=0.0, steps=2, eval_every=1, draft_vocab=7)
+    log = train_drafter(kind, target, answers, tmp_path / "b", config, after=tmp_path / "a", report=lambda point: None)
+    for name, tensor in load_file(tmp_path / "a" / "model.safetensors").items():
+        assert torch.equal(load_file(tmp_path / "b" / "model.safetensors")[name], tensor), name
+    assert log["curve"][0]["tokens"] > first["curve"][-1]["tokens"] and log["coverage"] == first["coverage"]
+    assert log["earlier"]["recipe"]["start"] == "target" and log["earlier"]["sha256"]
+    told = drafters.training_log(tmp_path / "b")
+    assert told["curve"] == first["curve"] + log["curve"]
+
+
+def test_a_further_training_needs_a_drafter_of_its_kind(target, answers, tmp_path):
+    train_drafter("eagle", target, answers, tmp_path, TINY, report=lambda point: None)
+    further = replace(TINY, start="earlier")
+    with pytest.raises(TrainError, match="a training of 'eagle', not of 'dflash'"):
+        train_drafter("dflash", target, answers, tmp_path / "x", further, after=tmp_path)
+    with pytest.raises(TrainError, match="no training to go on from"):
+        train_drafter("eagle", target, answers, tmp_path / "x", further, after=tmp_path / "none")
+    with pytest.raises(TrainError, match="start 'earlier'"):
+        train_drafter("eagle", target, answers, tmp_path / "x", further)
 
 
 def test_another_recipe_does_not_continue_a_training(target, answers, tmp_path):
