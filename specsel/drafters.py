@@ -208,7 +208,11 @@ def training_log(folder: str | Path) -> dict[str, Any]:
     """The log that a training wrote beside its weights, its curve after that of the training that it went on from;
     raises LogError naming the file when there is none."""
     log = _json(Path(folder) / "training.json")
-    return log | {"curve": log.get("earlier", {}).get("curve", []) + log["curve"]}
+    return log | {"curve": _curve(log)}
+
+
+def _curve(log: dict[str, Any]) -> list[dict[str, Any]]:
+    return (_curve(log["earlier"]) if "earlier" in log else []) + log["curve"]
 
 
 def _json(path: Path) -> dict[str, Any]:

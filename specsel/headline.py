@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from specsel.breakeven import Costs, break_even_rhos
 from specsel.claims import Claim, make_claim
@@ -130,6 +131,17 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
                      reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
     made.finish()
     return sorted(made.claims, key=lambda claim: ":" in claim.name)
+
+
+def compare(logs: Mapping[str, PositionLog], figures: Sequence[str], *, rng: np.random.Generator,
+            n_resamples: int = 10_000) -> pd.DataFrame:
+    """Some headline figures of several logs: columns log, figure, value, low, high, requests."""
+    rows = []
+    for name, log in logs.items():
+        found = {claim.name: claim for claim in headline(log, rng=rng, n_resamples=n_resamples)}
+        rows += [{"log": name, "figure": figure.replace("_", " "), "value": c.value, "low": c.low, "high": c.high,
+                  "requests": c.n} for figure in figures if (c := found.get(figure))]
+    return pd.DataFrame(rows)
 
 
 def to_json(claims: Iterable[Claim]) -> dict[str, list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,11 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
         warnings.warn(f"{len(repeats)} identical repeats of a line were read once, the first: {repeats[0]}",
                       LogWarning, stacklevel=2)
     return log
+
+
+def read_logs(pattern: str) -> list[PositionLog]:
+    """The logs of all run folders that a glob pattern names, by name; an empty list where there are none."""
+    return [read_log(path) for path in sorted(glob(pattern))]
 
 
 def validate(path: str | Path | Iterable[str | Path]) -> list[Fault]:

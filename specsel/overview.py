@@ -7,7 +7,7 @@ Tables for the first chapters of the book. Not handled here: what choosing gains
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,17 @@ def arm_table(parts: Mapping[str, PositionLog], *, rng: np.random.Generator, n_r
             for arm, e in found.items()
         ]
     return pd.DataFrame(rows)
+
+
+def by_decoding(logs: Iterable[PositionLog]) -> dict[str, PositionLog]:
+    """Logs by how their target decodes and by the name of their run, such as "greedy (campaign)"."""
+    return {f"{_decoding(log)} ({log.run})": log for log in logs}
+
+
+def _decoding(log: PositionLog) -> str:
+    said = log.manifest.get("decoding") or {}
+    temperature = said.get("temperature")
+    return f"temperature {temperature:g}" if temperature else str(said.get("mode") or "decoding not recorded")
 
 
 def agreement(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:

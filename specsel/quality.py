@@ -7,12 +7,11 @@ those that are form the background. A run whose manifest names no checkpoint is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from glob import glob
 
 import numpy as np
 import pandas as pd
 
-from specsel.log import PositionLog, block_view, read_log
+from specsel.log import PositionLog, block_view
 from specsel.redraft import dominant_blocks
 from specsel.routing import decision_runs
 from specsel.selector import leave_one_workload_out
@@ -23,11 +22,6 @@ FINAL = ("final", "best")  # names of the last checkpoint of a training
 AFTER = ("oracle_gap", "capture", "redraft_rate", "skill")  # asked after a draft of the swept drafter itself
 COLUMNS = ("run", "drafter", "checkpoint", "step", "efficiency", "quantity", "value", "low", "high", "n", "method")
 NO_SWEEP = "No quality sweep is among the runs of this book, so this stays open; the point shown is its own log."
-
-
-def read_sweep(pattern: str) -> list[PositionLog]:
-    """The logs of all run folders that a glob pattern names, by name; an empty list where there are none."""
-    return [read_log(path) for path in sorted(glob(pattern))]
 
 
 def swept(log: PositionLog) -> dict[str, dict]:

@@ -105,15 +105,15 @@ def gain(claims: Claims, name: str) -> str:
     return "a gain that matters" if claim.low >= MATERIAL else "a gain, though perhaps too small to matter"
 
 
-def subset_ranking(claims: Claims) -> str:
-    """Does the best arm survive on every subset of the requests? From the claims subset:NAME:ARM."""
+def subset_ranking(claims: Claims, prefix: str = "subset") -> str:
+    """Is the best arm the same on every subset, or in every run? From the claims PREFIX:NAME:ARM."""
     best: dict[str, tuple[float, str]] = {}
-    for claim in pick(claims, "subset:*:*"):
+    for claim in pick(claims, f"{prefix}:*:*"):
         _, subset, arm = claim.name.split(":")
         best[subset] = max(best.get(subset, (0.0, "")), (claim.value or 0.0, arm), key=lambda entry: entry[0])
     groups = grouped({subset: arm for subset, (_, arm) in best.items()})
     if len(groups) == 1:
-        return f"{next(iter(groups))} is the best arm on every subset."
+        return f"{next(iter(groups))} is the best arm on every {prefix}."
     return "The best arm changes: " + "; ".join(f"{arm} on {listed(where)}" for arm, where in groups.items()) + "."
 
 

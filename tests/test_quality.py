@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from specsel import quality
-from specsel.log import block_view, write_log
+from specsel.log import block_view, read_logs, write_log
 from specsel.redraft import dominant_blocks
 from specsel.replay import fixed
 from specsel.simulation import Model, simulate_positions
@@ -60,9 +60,9 @@ def test_a_sweep_is_read_by_name_and_may_be_missing(tmp_path):
     for step in (9, 3):
         log = log_of(step, eagle={"checkpoint": "early", "step": step})
         write_log(tmp_path / f"sweep_{step}", log)
-    found = quality.read_sweep(str(tmp_path / "sweep_*"))
+    found = read_logs(str(tmp_path / "sweep_*"))
     assert [log.run for log in found] == ["sweep_3", "sweep_9"] and quality.swept(found[0])["eagle"]["step"] == 3
-    assert quality.read_sweep(str(tmp_path / "nothing_*")) == []
+    assert read_logs(str(tmp_path / "nothing_*")) == []
 
 
 def sweep(quantity, *intervals):

@@ -36,9 +36,8 @@ from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prom
 from specsel.engine.target import Target
 from specsel.log import SpecselError
 
-GROUP, ROWS = 64, 32
-"""Requests answered together, and how many of them decode at a time. Rounding depends on what is computed together, so
-the grouping is fixed."""
+GROUP = 64
+"""Requests answered together. Rounding depends on what is computed together, so the grouping is fixed."""
 TIE = 1e-3
 """Margin of the two best scores under which rounding could have moved a choice."""
 SETTINGS = ("target", "drafters", "draft_len", "max_new_tokens", "prompts", "dtype", "decoding")
@@ -131,7 +130,7 @@ class Collector:
 
     def __init__(self, target: Target, pool: dict, config: CollectConfig, parts: Path) -> None:
         self.target, self.pool, self.config, self.parts = target, pool, config, parts.absolute()
-        self.queue, self.bulk, self.group, self.rows = config.queue(), None, GROUP, ROWS
+        self.queue, self.bulk, self.group = config.queue(), None, GROUP
 
     @property
     def starts(self) -> range:
@@ -171,7 +170,7 @@ class Collector:
         if not fits:
             return
         choose = choice_rule(config.temperature, config.seed, [prompts[i].key for i in fits])
-        options = {"max_new": config.max_new, "eos_ids": target.eos_ids, "batch": self.rows, "choose": choose}
+        options = {"max_new": config.max_new, "eos_ids": target.eos_ids, "batch": self.group, "choose": choose}
         for answer in generate(self.bulk, [ids[i] for i in fits], observe=True, **options):
             yield fits[answer.index], answer
 

@@ -107,18 +107,24 @@ def _id(name: Path) -> str:
 
 
 def checkpoint_of(folder: Path, tag: str | None = None) -> dict:
-    """Training step and name of a drafter's weights, None where unknown: from ``checkpoint.json`` ({"step", "name"})
-    where there is one, else from the training log beside them, else from a folder name of training (``random``,
-    ``step_400``); ``tag`` replaces the name."""
+    """Training step, those of earlier trainings included, and name of a drafter's weights, None where unknown: from
+    ``checkpoint.json`` ({"step", "name"}) where there is one, else from the training log beside them, else from a
+    folder name of training (``random``, ``step_400``); ``tag`` replaces the name."""
     step, name = None, None
     if (folder / "checkpoint.json").is_file():
         found = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
         step, name = found.get("step"), found.get("name")
     elif (folder / "training.json").is_file():
-        step, name = json.loads((folder / "training.json").read_text(encoding="utf-8")).get("best_step"), "best"
+        step, name = _steps(json.loads((folder / "training.json").read_text(encoding="utf-8"))), "best"
     elif match := re.fullmatch(r"random|step_(\d+)", folder.name):
         step, name = int(match[1] or 0), folder.name
     return {"step": step, "checkpoint": tag or name}
+
+
+def _steps(log: dict) -> int | None:
+    if log.get("best_step") is None:
+        return None
+    return log["best_step"] + (_steps(log.get("earlier", {})) or 0)
 
 
 def describe(config: PoolConfig, tag: str | None = None) -> dict[str, dict]:

@@ -252,6 +252,8 @@ def test_the_manifest_tells_step_and_checkpoint_of_a_drafter(tmp_path):
     assert checkpoint_of(folder) == {"step": 400, "checkpoint": "step_400"}
     (folder / "training.json").write_text('{"best_step": 320}', encoding="utf-8")
     assert checkpoint_of(folder, "final") == {"step": 320, "checkpoint": "final"}
+    (folder / "training.json").write_text('{"best_step": 20, "earlier": {"best_step": 320}}', encoding="utf-8")
+    assert checkpoint_of(folder)["step"] == 340
     (folder / "checkpoint.json").write_text('{"step": 40, "name": "early"}', encoding="utf-8")
     assert checkpoint_of(folder) == {"step": 40, "checkpoint": "early"}
     (tmp_path / "random").mkdir()
