@@ -90,7 +90,8 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         steps: Annotated[int | None, typer.Option(help="training steps")] = None,
         seed: Annotated[int | None, typer.Option()] = None,
         resume: Annotated[
-            Path | None, typer.Option(help="drafter folder whose recipe is followed; give --out to continue it there")
+            Path | None,
+            typer.Option(help="drafter folder whose trainings are repeated; give --out to continue them there"),
         ] = None,
         after: Annotated[Path | None, typer.Option(help="drafter folder to go on from: train it further")] = None,
         target: Target = None,
@@ -101,8 +102,13 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         from specsel import engine
 
         loaded = _target(target, revision, device, dtype)
-        recipe = engine.recipe(kind, resume, further=after is not None, **_given(steps=steps, seed=seed))
-        print(engine.train_drafter(kind, loaded, data, out, recipe, after=after))
+        changes = _given(steps=steps, seed=seed)
+        if resume:
+            told = engine.training_log(kind, resume)
+            print(engine.repeat_training(kind, loaded, data, out, told, **changes))
+        else:
+            recipe = engine.recipe(kind, further=after is not None, **changes)
+            print(engine.train_drafter(kind, loaded, data, out, recipe, after=after))
 
     command.__doc__ = f"""Train the {what} on the target's own answers; a stopped training goes on where it was.
 

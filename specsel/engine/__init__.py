@@ -24,7 +24,9 @@ _HOMES = {
     "measure": "timing",
     "race": "races",
     "recipe": "recipe",
+    "repeat_training": "train",
     "train_drafter": "train",
+    "training_log": "recipe",
     "write_overlap": "contamination",
     "write_timings": "timing",
 }

@@ -144,12 +144,12 @@ def read_counts(path: Path) -> dict[str, int]:
         return json.loads(shard.metadata()["counts"])
 
 
-def read_report(out: Path) -> dict:
-    """What ``build`` returned for a data folder, or the counts of its shards so far when it did not finish."""
-    if (out / "data.json").is_file():
-        return json.loads((out / "data.json").read_text(encoding="utf-8"))
-    counts = [read_counts(path) for path in shards(out)]
-    return {name: sum(c[name] for c in counts) for name in counts[0]}
+def read_report(paths: list[Path]) -> dict:
+    """Counts over some shards of a data folder, and what ``build`` found out about the folder once it was finished."""
+    counts = [read_counts(path) for path in paths]
+    report = paths[0].with_name("data.json")
+    said = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    return said | {name: sum(c[name] for c in counts) for name in counts[0]}
 
 
 @dataclass(slots=True)

@@ -52,23 +52,33 @@ FURTHER = {"start": "earlier", "steps": 1500, "cool_down": 0.9}
 """What differs when a trained drafter is trained further; besides, half the rate and no short blocks."""
 
 
-def recipe(kind: str, like: Path | None = None, *, further: bool = False, **changes: Any) -> TrainConfig:
-    """The recipe of one kind of drafter ("eagle" or "dflash"), for a new one or to train one ``further``, or the one
-    that the drafter folder ``like`` was trained by; with some settings changed. Raises TrainError when the folder tells
-    no recipe."""
+def recipe(kind: str, *, further: bool = False, **changes: Any) -> TrainConfig:
+    """The recipe of one kind of drafter ("eagle" or "dflash"), for a new one or to train one ``further``, with some
+    settings changed."""
     base: dict[str, Any] = {"rate": 8e-3, "short_blocks": (3, 5)} if kind == "dflash" else {}
     if further:
         base = FURTHER | {"rate": base.get("rate", TrainConfig().rate) / 2}
-    if like is not None:
-        try:
-            log = json.loads((like / "training.json").read_text(encoding="utf-8"))
-            base = {f.name: log["recipe"][f.name] for f in fields(TrainConfig)}
-            base |= {name: tuple(base[name]) for name in ("keep", "short_blocks")}
-        except (OSError, ValueError, KeyError) as error:
-            raise TrainError(f"{like / 'training.json'}: no recipe of a drafter here ({error}).") from error
-        if log["kind"] != kind:
-            raise TrainError(f"{like / 'training.json'}: the recipe is one of '{log['kind']}', not of '{kind}'.")
     return TrainConfig(**base | changes)
+
+
+def recipe_of(log: dict[str, Any], **changes: Any) -> TrainConfig:
+    """The recipe that a training log tells, with some settings changed."""
+    base = {f.name: log["recipe"][f.name] for f in fields(TrainConfig)}
+    return TrainConfig(**base | {name: tuple(base[name]) for name in ("keep", "short_blocks")} | changes)
+
+
+def training_log(kind: str, folder: Path) -> dict[str, Any]:
+    """The log that a training of one kind of drafter wrote beside its weights. Raises TrainError when it is not
+    there."""
+    path = folder / "training.json"
+    try:
+        log = json.loads(path.read_text(encoding="utf-8"))
+        recipe_of(log)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainError(f"{path}: no training of a drafter is told here ({error}).") from error
+    if log["kind"] != kind:
+        raise TrainError(f"{path}: a training of '{log['kind']}', not of '{kind}'.")
+    return log
 
 
 def rate_factor(step: int, config: TrainConfig) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from specsel.engine.dflash import DFlashConfig, DFlashModel, load_model
 from specsel.engine.eagle import EagleConfig, EagleHead, load_head
 from specsel.engine.layers import read_folder
-from specsel.engine.recipe import TrainConfig, TrainError
+from specsel.engine.recipe import TrainConfig, training_log
 from specsel.engine.target import Target
 from specsel.log import drafter_sha256
 
@@ -90,12 +89,7 @@ def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
 def earlier_drafter(kind: str, folder: Path) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """A trained drafter to be trained further, the target ids of its draft vocabulary, and its training log with the
     hash of its weights. Raises TrainError when the folder tells no training of that kind."""
-    try:
-        log = json.loads((folder / "training.json").read_text(encoding="utf-8")) | {"sha256": drafter_sha256(folder)}
-    except (OSError, ValueError) as error:
-        raise TrainError(f"{folder / 'training.json'}: no training to go on from ({error}).") from error
-    if log["kind"] != kind:
-        raise TrainError(f"{folder / 'training.json'}: a training of '{log['kind']}', not of '{kind}'.")
+    log = training_log(kind, folder) | {"sha256": drafter_sha256(folder)}
     if kind == "eagle":
         head = load_head(read_folder(folder))
         return head, head.target_ids, log

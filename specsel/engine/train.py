@@ -21,7 +21,7 @@ from specsel.engine.data import Example, examples, read_report, shards
 from specsel.engine.dflash import DFlash
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
-from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor
+from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor, recipe_of
 from specsel.engine.start import earlier_drafter, inverse_vocabulary, new_dflash, new_eagle, randomise
 from specsel.engine.target import Target, sha256_of
 
@@ -140,15 +140,17 @@ def train_drafter(
     config: TrainConfig,
     *,
     after: Path | None = None,
+    n_shards: int | None = None,
     report: Callable[[dict], None] = print,
 ) -> dict:
-    """Trains one drafter ("eagle" or "dflash"), a new one or the one in the folder ``after`` further, and writes
-    weights, config and log to ``out``; resumes from ``out/state`` when it is there.
+    """Trains one drafter ("eagle" or "dflash"), a new one or the one in the folder ``after`` further, on the first
+    ``n_shards`` shards of ``data`` (None: all), and writes weights, config and log to ``out``; resumes from
+    ``out/state`` when it is there.
 
     The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data
     hash, learning curve; the earlier training's own under "earlier", and tokens are counted on from it).
     """
-    paths, device = shards(data), target.model.device
+    paths, device = shards(data)[:n_shards], target.model.device
     model, ids, told = _new(kind, target, paths, config, after)
     embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
@@ -161,7 +163,7 @@ def train_drafter(
         "dtype": "bf16 autocast",
         "target": target.sha256,
         "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
-        "data_report": read_report(data),
+        "data_report": read_report(paths),
         "curve": [],
     }
     first = _resume(out / "state", model, optimizers, log)
@@ -201,6 +203,25 @@ def train_drafter(
             losses = []
             _save(out, model, optimizers, log)
     return log
+
+
+def repeat_training(
+    kind: str,
+    target: Target,
+    data: Path,
+    out: Path,
+    told: dict[str, Any],
+    *,
+    report: Callable[[dict], None] = print,
+    **changes: Any,
+) -> dict:
+    """Trains a drafter as the training log ``told`` tells it, with some settings of the last training changed: the
+    trainings that it went on from come first, each in a folder "earlier" of the next one's."""
+    after = out / "earlier" if "earlier" in told else None
+    if after:
+        repeat_training(kind, target, data, after, told["earlier"], report=report)
+    config, n = recipe_of(told, **changes), len(told["data"])
+    return train_drafter(kind, target, data, out, config, after=after, n_shards=n, report=report)
 
 
 def _stalled(curve: list[dict], patience: int) -> bool:

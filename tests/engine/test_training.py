@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -18,8 +19,8 @@ from specsel.engine.eagle import check_vocabulary, load_head
 from specsel.engine.generate import BatchedTarget, distinct_share, generate
 from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
-from specsel.engine.recipe import TrainConfig, TrainError, recipe
-from specsel.engine.train import train_drafter
+from specsel.engine.recipe import TrainConfig, TrainError, recipe, recipe_of, training_log
+from specsel.engine.train import repeat_training, train_drafter
 
 TINY = TrainConfig(
     steps=6,
@@ -65,7 +66,7 @@ def test_a_shard_gives_back_the_answers_without_loops(target, features, answers)
 def test_precision_counts_the_choices_that_the_full_precision_would_change(target, answers, monkeypatch):
     """Answers generated in fp32 are all confirmed; one last token overwritten is one changed choice."""
     report = data.precision(target, answers, answers=4)
-    assert report["changed"] == 0 and report["positions"] > 4 and data.read_report(answers)["requests"] == 24
+    assert report["changed"] == 0 and report["positions"] > 4 and data.read_report(data.shards(answers))["requests"] == 24
     found = list(data.examples(data.shard_path(answers, 0)))
     found[0].tokens[-1] = (found[0].tokens[-1] + 1) % VOCAB
     monkeypatch.setattr(data, "examples", lambda path: iter(found))
@@ -191,16 +192,23 @@ def test_accepted_counts_are_common_prefixes_with_what_follows():
     assert drafts.accepted(np.array([4, 5, 6, 7])).tolist() == [2, 1, 0]
 
 
-def test_the_recipe_of_a_trained_folder_is_followed(target, answers, tmp_path):
-    """The curve of the same recipe on the same data is the same; another kind's recipe is refused by name."""
-    first = train_drafter("eagle", target, answers, tmp_path / "a", TINY, report=lambda point: None)
-    again = recipe("eagle", tmp_path / "a")
-    assert again == TINY
-    assert train_drafter("eagle", target, answers, tmp_path / "b", again, report=lambda point: None) == first
+def test_the_trainings_of_a_folder_are_repeated(target, answers, tmp_path):
+    """The curves and the weights of the same recipes on the same data are the same, those of the earlier training
+    included; data that came later is left alone; another kind's recipe is refused by name."""
+    run = {"report": lambda point: None}
+    train_drafter("eagle", target, answers, tmp_path / "a", TINY, **run)
+    further = replace(TINY, start="earlier", rate=1e-3, steps=2)
+    second = train_drafter("eagle", target, answers, tmp_path / "b", further, after=tmp_path / "a", **run)
+    more = tmp_path / "data"
+    shutil.copytree(answers, more)
+    shutil.copy(data.shard_path(more, 0), data.shard_path(more, 1))
+    told = training_log("eagle", tmp_path / "b")
+    assert repeat_training("eagle", target, more, tmp_path / "c", told, **run) == second
+    assert recipe_of(told) == further
     with pytest.raises(TrainError, match="not of 'dflash'"):
-        recipe("dflash", tmp_path / "a")
-    with pytest.raises(TrainError, match="no recipe"):
-        recipe("dflash", tmp_path)
+        training_log("dflash", tmp_path / "a")
+    with pytest.raises(TrainError, match="no training"):
+        training_log("dflash", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
@@ -224,7 +232,7 @@ def test_a_further_training_needs_a_drafter_of_its_kind(target, answers, tmp_pat
     further = replace(TINY, start="earlier")
     with pytest.raises(TrainError, match="a training of 'eagle', not of 'dflash'"):
         train_drafter("dflash", target, answers, tmp_path / "x", further, after=tmp_path)
-    with pytest.raises(TrainError, match="no training to go on from"):
+    with pytest.raises(TrainError, match="no training of a drafter"):
         train_drafter("eagle", target, answers, tmp_path / "x", further, after=tmp_path / "none")
     with pytest.raises(TrainError, match="start 'earlier'"):
         train_drafter("eagle", target, answers, tmp_path / "x", further)
