@@ -1,7 +1,8 @@
 # Two commands matter: `make book` renders the book from the committed logs, `make test` passes all tests.
 # Each makes its own environment from the lock on first use; nothing needs root. `make help` lists the rest.
 PYTHON ?= python3
-RUN ?= data/runs/spine
+RUN ?= data/runs/campaign
+CAMPAIGN = --requests 300 --max-new 256
 PIP = -m pip --disable-pip-version-check install --progress-bar off -q
 ADVICE = the installation failed. Check the network and the disk space (4 GB), then run the same command again; `make clean-env` starts afresh
 
@@ -45,7 +46,7 @@ test: env-all
 
 logs: env-all
 	.venv-all/bin/specsel fetch
-	.venv-all/bin/specsel collect $(if $(PROMPTS),--prompts "$(PROMPTS)") --out "$(RUN)"
+	.venv-all/bin/specsel collect $(CAMPAIGN) --executor ray $(if $(PROMPTS),--prompts "$(PROMPTS)") --out "$(RUN)"
 
 lab: env
 	SPECSEL_CHARTS=live .venv/bin/jupyter-lab notebooks

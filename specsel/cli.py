@@ -22,11 +22,11 @@ from specsel.log import LogWarning, SpecselError
 OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None,
            "pretty_exceptions_enable": False}
 app = typer.Typer(help="Which drafter should speculate on the next block? Logs, replay, selectors, the book.\n\n"
-                       "Example: specsel headline data/runs/spine", **OPTIONS)
-log_app = typer.Typer(help="Check, summarise, convert, import logs.\n\nExample: specsel log validate data/runs/spine",
+                       "Example: specsel headline data/runs/campaign", **OPTIONS)
+log_app = typer.Typer(help="Check, summarise, convert, import logs.\n\nExample: specsel log validate data/runs/campaign",
                       **OPTIONS)
 selector_app = typer.Typer(help="Fit a redraft selector that the engine and replay can use.\n\n"
-                                "Example: specsel selector fit data/runs/spine -o selector.json", **OPTIONS)
+                                "Example: specsel selector fit data/runs/campaign -o selector.json", **OPTIONS)
 app.add_typer(log_app, name="log")
 app.add_typer(selector_app, name="selector")
 add_engine_commands(app)
@@ -106,7 +106,7 @@ def _number(value: float | None, digits: int = 3) -> str:
 def log_validate(path: Paths, as_json: Json = False) -> None:
     """Name every fault of a log, with file, line and field; exit status 1 when there is one.
 
-    Example: specsel log validate data/runs/spine
+    Example: specsel log validate data/runs/campaign
     """
     from specsel.log import validate
 
@@ -124,7 +124,7 @@ def log_validate(path: Paths, as_json: Json = False) -> None:
 def log_summary(run: Run, as_json: Json = False) -> None:
     """Requests, positions, and per workload and arm the mean accepted tokens and the block efficiency.
 
-    Example: specsel log summary data/runs/spine
+    Example: specsel log summary data/runs/campaign
     """
     from specsel.log import read_log, summary
 
@@ -139,7 +139,7 @@ def log_summary(run: Run, as_json: Json = False) -> None:
 def log_convert(source: Paths, out: Output) -> None:
     """Copy logs into another form: a .jsonl or .jsonl.gz file, or a run folder.
 
-    Example: specsel log convert data/runs/spine -o spine.jsonl
+    Example: specsel log convert data/runs/campaign -o campaign.jsonl
     """
     from specsel.log import convert
 
@@ -168,7 +168,7 @@ def replay_command(run: Run, policy: PolicyName = None, selector: SelectorFile =
                    as_json: Json = False) -> None:
     """Replay a policy exactly: how many blocks would it have needed?
 
-    Example: specsel replay data/runs/spine --policy hedgespec --feedback delayed
+    Example: specsel replay data/runs/campaign --policy hedgespec --feedback delayed
     """
     from specsel.catalogue import policy_by_name
     from specsel.log import read_log
@@ -206,7 +206,7 @@ def _replay_selector(log: Any, path: Path) -> Any:
 def selector_fit(run: Run, out: Output, dominant: Dominant = None, as_json: Json = False) -> None:
     """Fit the redraft selector on all workloads of a log and write it as readable JSON.
 
-    Example: specsel selector fit data/runs/spine -o selector.json
+    Example: specsel selector fit data/runs/campaign -o selector.json
     """
     from specsel.log import block_view, read_log
     from specsel.logistic import fit_selector
@@ -235,7 +235,7 @@ def headline_command(run: Run, dominant: Dominant = None, without_loops: NoLoops
                      as_json: Json = False) -> None:
     """Every headline figure of the study on this log, with label, interval, number of requests and method.
 
-    Example: specsel headline data/runs/spine --json
+    Example: specsel headline data/runs/campaign --json
     """
     import numpy as np
 
@@ -290,7 +290,7 @@ def book_command(run: Annotated[Path | None, _option("run folder for all noteboo
                  pdf: Annotated[bool, _option("print the book as one PDF (needs Chromium)", "--pdf")] = False) -> None:
     """Run the notebooks and build the book; nothing of it needs torch.
 
-    Example: specsel book --run data/runs/spine
+    Example: specsel book --run data/runs/campaign
     """
     from specsel.book import BuildFailed, build_book
 

@@ -52,7 +52,7 @@ def fetch() -> None:
 
 def train_data(
     out: Out = Path("_build/train"),
-    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count")] = 1_000_000,
+    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count")] = 800_000,
     prompts: Prompts = None,
     target: Target = None,
     revision: Revision = None,
@@ -61,7 +61,7 @@ def train_data(
 ) -> None:
     """Let the target answer the training prompts: what drafters are trained on.
 
-    Example: specsel train data --tokens 1000000 --out _build/train
+    Example: specsel train data --tokens 800000 --out _build/train
     """
     from specsel import engine
 
@@ -173,7 +173,7 @@ def time_command(
 ) -> None:
     """Time drafts, verifications and cache catch-up on this machine: the raw samples behind rho and alpha.
 
-    Example: specsel time data/runs/spine
+    Example: specsel time data/runs/campaign
     """
     from specsel import engine
 
@@ -201,7 +201,7 @@ def race(
 ) -> None:
     """Decode with policies in real time, plain decoding among them, and compare tokens and wall clock.
 
-    Example: specsel race data/runs/spine --policy fixed:dflash --policy union --requests 4
+    Example: specsel race data/runs/campaign --policy fixed:dflash --policy union --requests 4
     """
     from specsel import engine
 

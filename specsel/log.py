@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 
 import numpy as np
@@ -200,9 +200,10 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
     return log
 
 
-def read_logs(pattern: str) -> list[PositionLog]:
-    """The logs of all run folders that a glob pattern names, by name; an empty list where there are none."""
-    return [read_log(path) for path in sorted(glob(pattern))]
+def read_logs(run: str | Path, ending: str) -> list[PositionLog]:
+    """The logs of the run folders beside a run whose names are its own and an ending (a glob pattern), by name; an
+    empty list where there are none."""
+    return [read_log(path) for path in sorted(glob(escape(str(Path(run))) + ending))]
 
 
 def validate(path: str | Path | Iterable[str | Path]) -> list[Fault]:

@@ -22,7 +22,7 @@ from specsel.release import headline_table, readme_parts
 from specsel.verdicts import compare, reported
 
 PAGES = sorted((ROOT / "book").glob("*.md"))
-SPINE = ROOT / "data/runs/spine"
+RUN = ROOT / "data/runs/campaign"
 LITERAL = "<!-- literal:"
 NOT_PROSE = re.compile(
     r"^```.*?^```|^\$\$.*?^\$\$[^\n]*|`[^`]*`|\$[^$\n]+\$|\]\([^)]*\)|<[^>]+>|\{[a-z:]+\}`[^`]*`|^#+ .*$",
@@ -242,8 +242,8 @@ def test_ours_has_a_counterpart_for_every_reported_figure(tmp_path):
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory):
     """The book as `make book` renders it, from the committed run: its working folder."""
-    if not SPINE.is_dir():
-        pytest.skip("data/runs/spine is not there")
+    if not RUN.is_dir():
+        pytest.skip("data/runs/campaign is not there")
     work = tmp_path_factory.mktemp("measured")
     build_book(root=ROOT, work=work, say=lambda line: None)
     return work
@@ -272,7 +272,7 @@ def test_stored_outputs_equal_executed_ones(measured, path):
 @pytest.mark.slow
 def test_the_headline_is_rederived_from_the_log(measured):
     """The book's figures equal those of the public function on the committed log, to the digits that claims keep."""
-    found = headline(read_log(SPINE), rng=np.random.default_rng(7))
+    found = headline(read_log(RUN), rng=np.random.default_rng(7))
     stored = read_claims(measured / "values")["04_selector"]
     again = {claim.name: claim.to_dict() for claim in found if claim.name in stored}
     assert {name: stored[name].to_dict() for name in again} == again and "oracle_gap" in again

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parent.parent
 CASES = Path(__file__).parent / "cases"
 NOTEBOOKS = list_notebooks(ROOT)
 TINY = {"n_resamples": 100, "policy_resamples": 100, "seeds": 2, "tuned": False}
-TINY |= {"sweep": "no/such_*", "sampled": "no/such_*"}
 
 
 def cells(path: Path, kind: str) -> list[str]:
@@ -75,7 +74,7 @@ def test_the_first_code_cell_holds_typed_parameters(path):
     first = next(cell for cell in staging.read_notebook(path)["cells"] if cell["cell_type"] == "code")
     assert first["metadata"]["tags"] == ["parameters"]
     assert all(isinstance(node, ast.AnnAssign) for node in ast.parse("".join(first["source"])).body)
-    assert staging.notebook_parameters(path)["run"] == "data/runs/spine"
+    assert staging.notebook_parameters(path)["run"] == "data/runs/campaign"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -196,9 +195,10 @@ def tiny(tmp_path_factory):
     run = simulated(work / "log")
     for step in (0, 400):
         trained = {"checkpoint": f"step_{step}", "step": step}
-        simulated(work / f"sweep_{step}", seed=step + 1, drafters={"eagle": trained})
+        simulated(work / f"log_sweep_{step}", seed=step + 1, drafters={"eagle": trained})
     (work / "run").mkdir()
-    given = TINY | {"run": str(run), "sweep": str(work / "sweep_*")}
+    simulated(work / "log_t07", seed=9, decoding={"mode": "sample", "temperature": 0.7})
+    given = TINY | {"run": str(run)}
     with kernel_environment(work):
         for path in NOTEBOOKS:
             known = staging.notebook_parameters(path)

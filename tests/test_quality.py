@@ -59,10 +59,10 @@ def test_rows_for_a_chart_are_in_order_of_quality(points):
 def test_a_sweep_is_read_by_name_and_may_be_missing(tmp_path):
     for step in (9, 3):
         log = log_of(step, eagle={"checkpoint": "early", "step": step})
-        write_log(tmp_path / f"sweep_{step}", log)
-    found = read_logs(str(tmp_path / "sweep_*"))
+        write_log(tmp_path / f"log_sweep_{step}", log)
+    found = read_logs(tmp_path / "log", "_sweep_*")
     assert [log.run for log in found] == ["sweep_3", "sweep_9"] and quality.swept(found[0])["eagle"]["step"] == 3
-    assert read_logs(str(tmp_path / "nothing_*")) == []
+    assert read_logs(tmp_path / "log", "_nothing_*") == []
 
 
 def sweep(quantity, *intervals):

@@ -22,7 +22,7 @@ from specsel.engine.start import new_dflash, new_eagle, randomise
 from specsel.engine.target import Features, load_target
 
 ROOT = Path(__file__).parents[2]
-RUN = ROOT / "data" / "runs" / "spine"
+RUN = ROOT / "data" / "runs" / "campaign"
 TIE = 1e-3
 """Top-1/top-2 logit margin below which rounding alone can move an fp32 choice between two machines or two batch
 shapes."""
