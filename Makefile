@@ -46,7 +46,7 @@ test: env-all
 
 logs: env-all
 	.venv-all/bin/specsel fetch
-	.venv-all/bin/specsel collect $(CAMPAIGN) --executor ray $(if $(PROMPTS),--prompts "$(PROMPTS)") --out "$(RUN)"
+	OMP_NUM_THREADS=1 .venv-all/bin/specsel collect $(CAMPAIGN) --executor ray --workers $$(getconf _NPROCESSORS_ONLN) $(if $(PROMPTS),--prompts "$(PROMPTS)") --out "$(RUN)"
 
 lab: env
 	SPECSEL_CHARTS=live .venv/bin/jupyter-lab notebooks
