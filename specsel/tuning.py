@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 
 import numpy as np
 import pandas as pd
@@ -202,7 +203,7 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
         names = (*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *learner_names())
     jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in names]
     if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork of threads may hang
             parts = list(pool.map(_run_job, jobs))
     else:
         parts = [_run_job(job) for job in jobs]
