@@ -23,8 +23,8 @@ OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode":
            "pretty_exceptions_enable": False}
 app = typer.Typer(help="Which drafter should speculate on the next block? Logs, replay, selectors, the book.\n\n"
                        "Example: specsel headline data/runs/campaign", **OPTIONS)
-log_app = typer.Typer(help="Check, summarise, convert, import logs.\n\nExample: specsel log validate data/runs/campaign",
-                      **OPTIONS)
+log_app = typer.Typer(help="Check, summarise, convert, import logs.\n\n"
+                           "Example: specsel log validate data/runs/campaign", **OPTIONS)
 selector_app = typer.Typer(help="Fit a redraft selector that the engine and replay can use.\n\n"
                                 "Example: specsel selector fit data/runs/campaign -o selector.json", **OPTIONS)
 app.add_typer(log_app, name="log")
