@@ -101,6 +101,8 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
     ) -> None:
         from specsel import engine
 
+        if resume and after:
+            raise typer.BadParameter("--resume repeats the trainings of a folder, --after trains it further: give one.")
         loaded = _target(target, revision, device, dtype)
         changes = _given(steps=steps, seed=seed)
         if resume:

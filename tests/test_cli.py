@@ -181,3 +181,8 @@ def test_engine_commands_without_torch_say_what_to_install(specsel, tmp_path):
                   ("race", tmp_path)):
         status, _, err = specsel(*words)
         assert status == 2 and "specsel[engine]" in err and "Traceback" not in err
+
+
+def test_repeating_and_going_on_exclude_each_other(specsel, tmp_path):
+    status, out, err = specsel("train", "eagle", "--resume", tmp_path, "--after", tmp_path)
+    assert status == 2 and not out and "give one" in err
