@@ -171,7 +171,7 @@ def _decided(blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Se
         selector = fit_selector(blocks, train, features=features)
     except NotFitted:
         return redraft, False
-    redraft[held] = selector.redraft({name: values[held] for name, values in blocks.stats.items()})
+    redraft[held] = selector.redraft(blocks.stats, held)
     return redraft, True
 
 

@@ -6,7 +6,8 @@ or drawn here.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,17 +21,19 @@ from specsel.redraft import (
     BASE,
     BLOCKS,
     GAIN,
+    REDRAFTED,
+    TAKEN,
     capture,
-    dominant_blocks,
     first_arm,
+    gains,
     oracle_gap,
     redraft_rate,
     redraft_sums,
     token_gain,
 )
-from specsel.replay import fixed, oracle_block, oracle_dp, oracle_request
+from specsel.replay import Replay, fixed, oracle_block, oracle_dp
 from specsel.routing import context_length, one_arm, plain_decoding, redraft_plan, run_plan
-from specsel.selector import THRESHOLDS, UNDEFINED, LowoTable, frontier_sums, leave_one_workload_out
+from specsel.selector import THRESHOLDS, UNDEFINED, HeldOut, LowoTable, frontier_sums, hold_out, judge
 from specsel.statistics import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
@@ -66,13 +69,13 @@ class _Collector:
                                       reason=reason, n=n,
                                       origin={"run": self.log.run, "log_sha256": self.log.sha256}))
 
-    def queue(self, statistics: Mapping[str, Statistic], totals: np.ndarray, function: str, **options: Any) -> None:
+    def queue(self, statistics: Mapping[Any, Statistic], totals: np.ndarray, function: str, **options: Any) -> None:
         """Statistics of per-request sums (R, *S), over the strata `within`, with sums per stratum if `split`."""
         self.queued.append(_Queued(statistics, totals, function, **options))
 
-    def finish(self) -> None:
-        """Resample once and make a claim of every queued statistic."""
-        statistics, columns, within, split, tables, width = {}, {}, {}, [], {}, 0
+    def resample(self) -> dict[Hashable, Estimate]:
+        """Estimates of all queued statistics, from the same resamples."""
+        statistics, columns, within, null, split, tables, width = {}, {}, {}, {}, [], {}, 0
         for part in self.queued:
             shape = part.totals.shape[1:]
             if id(part.totals) not in tables:  # the same sums are resampled once
@@ -83,13 +86,17 @@ class _Collector:
                 statistics[name] = lambda s, f=statistic, shape=shape: f(s.reshape(*s.shape[:-1], *shape))
                 columns[name] = slice(start, start + flat.shape[1])
                 if part.within is not None:
-                    within[name] = part.within
+                    within[name] = part.within[name] if isinstance(part.within, Mapping) else part.within
             split += part.statistics if part.split else []
+            null |= part.null
         every = np.concatenate([flat for flat, _ in tables.values()], axis=1)
-        found = bootstrap_many(statistics, every, strata=self.log.workload, rng=self.rng, n_resamples=self.n_resamples,
-                               level=self.level, columns=columns, within=within, split=split)
+        return bootstrap_many(statistics, every, strata=self.log.workload, rng=self.rng, n_resamples=self.n_resamples,
+                              level=self.level, columns=columns, within=within, split=split, null=null)
+
+    def finish(self, found: Mapping[Hashable, Estimate]) -> None:
+        """Make a claim of every queued statistic that has a claim's name."""
         for part in self.queued:
-            for name in part.statistics:
+            for name in filter(lambda name: isinstance(name, str), part.statistics):
                 e, reason = found[name], part.undefined or UNDEFINED.get(
                     name.partition(":")[0].removesuffix("_accepted"))
                 self.add(name, replace(e, method=reason) if e.value is None and reason else e, part.function)
@@ -97,12 +104,13 @@ class _Collector:
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    statistics: Mapping[str, Statistic]
+    statistics: Mapping[Hashable, Statistic]
     totals: np.ndarray  # (R, *S)
     function: str  # for the origin of the claims
-    within: Sequence[int] | None = None
+    within: Sequence[int] | Mapping[Hashable, Sequence[int]] | None = None  # of all, or of each
     split: bool = False
     undefined: str = ""  # reason when the value is undefined
+    null: Mapping[Hashable, float] = field(default_factory=dict)
 
 
 def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
@@ -112,16 +120,22 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
     dominant: the arm that drafts first (default: the one that needs the fewest blocks, or the logged path of an
     anchored log). costs: measured seconds; with them also rho per arm, alpha, and modelled speeds.
     """
-    blocks = dominant_blocks(log) if dominant is None else block_view(log, dominant)
-    made = _Collector(log, rng, n_resamples, level)
-    made.add("dominant", str(blocks.path_arm), "dominant_blocks", n=log.n_requests)
-    _block_claims(made, blocks)
-    table = leave_one_workload_out(blocks, rng=rng, n_resamples=n_resamples, level=level)
-    _selector_claims(made, blocks, table)
+    with ThreadPoolExecutor() as pool:  # oracles meanwhile
+        found = [pool.submit(oracle, log) for oracle in (oracle_dp, oracle_block) if log.complete]
+        runs = [fixed(log, k, keep_path=True) for k in range(log.n_arms) if log.complete]
+        if dominant is None and runs:
+            dominant = int(np.argmin([run.blocks.sum() for run in runs]))
+        blocks = block_view(log, dominant)
+        made = _Collector(log, rng, n_resamples, level)
+        made.add("dominant", str(blocks.path_arm), "dominant_blocks", n=log.n_requests)
+        _block_claims(made, blocks)
+        table = hold_out(blocks)
+    made.queue(table.statistics, table.sums, "leave_one_workload_out", within=table.within, null=table.null)
+    _accepted_claims(made, blocks, table)
     _break_even_claims(made, blocks, table)
     if log.complete:
-        _replay_claims(made, blocks, table)
-        _arm_table(made)
+        _replay_claims(made, blocks, table, runs, [oracle.result() for oracle in found])
+        _arm_table(made, runs)
         if costs is not None:
             _cost_claims(made, blocks, table, costs)
     else:
@@ -129,7 +143,9 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
                      "redraft_replay_gain"):
             made.add(name, None, "replay",
                      reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
-    made.finish()
+    drawn = made.resample()
+    _selector_claims(made, judge(table, {name: drawn[name] for name in table.statistics}))
+    made.finish(drawn)
     return sorted(made.claims, key=lambda claim: ":" in claim.name)
 
 
@@ -163,8 +179,8 @@ def _block_claims(made: _Collector, blocks: BlockLog) -> None:
     made.queue({"oracle_gap_accepted": oracle_gap}, redraft_sums(blocks, none, count="accepted"), "oracle_gap")
     for w, name in enumerate(blocks.workloads):
         made.queue({f"oracle_gap:{name}": oracle_gap}, sums, "oracle_gap", within=[w])
-    counts = blocks.emitted.astype(float)
-    rows = np.stack([counts.max(axis=1), counts[:, first_arm(blocks)]], axis=1)
+    counts, base = blocks.emitted, blocks.emitted[:, first_arm(blocks)]
+    rows = np.stack([base + gains(blocks), base], axis=1)
     by_rows = bootstrap_rows(lambda s: ratio(s[..., 0], s[..., 1]) - 1, rows, strata=blocks.workload_of, rng=made.rng,
                              n_resamples=made.n_resamples, level=made.level)
     made.add("oracle_gap_by_blocks", replace(by_rows, method=f"{by_rows.method}, blocks resampled (too narrow)"),
@@ -181,15 +197,19 @@ def _headroom_on_path(sums: np.ndarray) -> np.ndarray:
 # ---- figures of the selector
 
 
-def _selector_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
-    """Pooled and per held-out workload: capture, redraft rate, skill, token gain, threshold, verdict."""
-    for name, estimate in table.pooled.items():
-        if name != "oracle_gap":
-            made.add(name, estimate, "leave_one_workload_out")
+def _accepted_claims(made: _Collector, blocks: BlockLog, table: HeldOut) -> None:
+    """Capture and token gain without the bonus token."""
     if table.fitted.any():
         made.queue({"capture_accepted": capture, "token_gain_accepted": token_gain},
                    redraft_sums(blocks, table.redraft, count="accepted"),
                    "leave_one_workload_out", within=_fitted(blocks, table))
+
+
+def _selector_claims(made: _Collector, table: LowoTable) -> None:
+    """Pooled and per held-out workload: capture, redraft rate, skill, token gain, threshold, verdict."""
+    for name, estimate in table.pooled.items():
+        if name != "oracle_gap":
+            made.add(name, estimate, "leave_one_workload_out")
     for row in table.rows:
         for name, estimate in row.estimates.items():
             if name != "oracle_gap":
@@ -201,20 +221,20 @@ def _selector_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> No
         made.add(f"verdict:{row.workload}", row.verdict, "leave_one_workload_out", n=row.requests)
 
 
-def _fitted(blocks: BlockLog, table: LowoTable) -> list[int]:
+def _fitted(blocks: BlockLog, table: HeldOut) -> list[int]:
     """Workloads that have a selector."""
     return np.unique(blocks.workload[table.fitted]).tolist()
 
 
-def _scopes(blocks: BlockLog, table: LowoTable) -> dict[str, list[int]]:
+def _scopes(blocks: BlockLog, table: HeldOut) -> dict[str, list[int]]:
     """Ends of claim names and what they are about: all workloads that have a selector, and each of them alone."""
     fitted = _fitted(blocks, table)
     return {"": fitted} | {f":{blocks.workloads[w]}": [w] for w in fitted}
 
 
-def _break_even_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
+def _break_even_claims(made: _Collector, blocks: BlockLog, table: HeldOut) -> None:
     """The published model with measured gap, capture and rate: break-even rho, largest alpha, the table over rho."""
-    whole = frontier_sums(blocks, np.zeros(blocks.n_blocks), (0.0,))
+    whole = redraft_sums(blocks, np.ones(blocks.n_blocks, dtype=bool))
     made.queue({f"best_of_n:{rho}": lambda s, rho=rho: _all_speed(s, rho) for rho in RHOS}, whole, "best_of_n")
     if not table.fitted.any():
         for name in ("break_even_rho", "max_alpha",
@@ -228,30 +248,39 @@ def _break_even_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> 
                "break_even_rho", within=within, undefined=always)
     made.queue({"max_alpha": lambda s: ratio(token_gain(s), redraft_rate(s))}, table.sums, "max_alpha", within=within,
                undefined=nothing)
+    points = frontier_sums(blocks, table.probability, (0.0, *THRESHOLDS, 1.01))
+    once = np.column_stack([points[:, 0], points[:, 1:, TAKEN], points[:, 1:, REDRAFTED]])  # others do not change
     made.queue({f"best_selector:{rho}": lambda s, rho=rho: _best_speed(s, rho) for rho in RHOS}
                | {f"margin:{rho}": lambda s, rho=rho: _best_speed(s, rho) / _all_speed(s, rho) - 1 for rho in RHOS},
-               frontier_sums(blocks, table.probability, (0.0, *THRESHOLDS, 1.01)), "best_selector", within=within)
+               once, "best_selector", within=within)
 
 
 def _best_speed(sums: np.ndarray, rho: float) -> np.ndarray:
-    """Largest relative speed (alpha = 0) over the thresholds, chosen anew in every resample; sums (..., T, 5)."""
-    return ((1 + token_gain(sums)) * (1 + rho) / (1 + rho + redraft_rate(sums) * rho)).max(axis=-1)
+    """Largest relative speed (alpha = 0) over the thresholds, chosen anew in every resample.
+
+    sums (..., 5 + 2T): `redraft_sums` where every block is redrafted, then gain taken and redrafted blocks at each of T
+    thresholds.
+    """
+    taken, redrafted = np.split(sums[..., 5:], 2, axis=-1)
+    gain, rate = ratio(taken, sums[..., [BASE]]), ratio(redrafted, sums[..., [BLOCKS]])
+    return np.maximum(((1 + gain) * (1 + rho) / (1 + rho + rate * rho)).max(axis=-1), _all_speed(sums, rho))
 
 
 def _all_speed(sums: np.ndarray, rho: float) -> np.ndarray:
-    """Relative speed of redrafting every block: the first threshold, which every block reaches."""
-    return (1 + oracle_gap(sums[..., 0, :])) * (1 + rho) / (1 + 2 * rho)
+    """Relative speed of redrafting every block."""
+    return (1 + oracle_gap(sums)) * (1 + rho) / (1 + 2 * rho)
 
 
 # ---- figures by exact replay
 
 
-def _replay_claims(made: _Collector, blocks: BlockLog, table: LowoTable) -> None:
+def _replay_claims(made: _Collector, blocks: BlockLog, table: HeldOut, runs: Sequence[Replay],
+                   limits: Sequence[Replay]) -> None:
     """Headrooms of the oracles, block efficiency of every arm, best arms, the selector as a policy when held out."""
     log, n = made.log, made.log.n_arms
-    arms = np.stack([fixed(log, k).blocks for k in range(n)], axis=1)  # (R, K) blocks
-    oracles = {"oracle_dp": oracle_dp(log), "oracle_block": oracle_block(log), "oracle_request": oracle_request(log)}
-    totals = np.column_stack([arms, np.diff(log.starts), *(run.blocks for run in oracles.values())]).astype(float)
+    arms = np.stack([run.blocks for run in runs], axis=1)  # (R, K)
+    oracles = {run.policy: run.blocks for run in limits} | {"oracle_request": arms.min(axis=1)}
+    totals = np.column_stack([arms, np.diff(log.starts), *oracles.values()]).astype(float)
     made.queue({"workload_headroom": lambda s: ratio(_best_fixed(s, n), _best_each(s, n)) - 1,
                 "workload_oracle_efficiency": lambda s: ratio(s[..., n].sum(axis=-1), _best_each(s, n))}, totals,
                 "oracle_workload", split=True)
@@ -283,11 +312,10 @@ def _best_each(sums: np.ndarray, n_arms: int) -> np.ndarray:
     return sums[..., :n_arms].min(axis=-1).sum(axis=-1)
 
 
-def _arm_table(made: _Collector) -> None:
+def _arm_table(made: _Collector, runs: Sequence[Replay]) -> None:
     """Per workload and arm: mean accepted tokens and block efficiency over the blocks of that arm's own run."""
     log = made.log
-    for k, arm in enumerate(log.arms):
-        run = fixed(log, k, keep_path=True)
+    for k, (arm, run) in enumerate(zip(log.arms, runs, strict=True)):
         accepted = request_sums(log.accepted[run.path.rows, k], log.request_of[run.path.rows], log.n_requests)
         sums = np.stack([accepted, run.emitted, run.blocks], axis=1)
         for w, workload in enumerate(log.workloads):
@@ -296,7 +324,7 @@ def _arm_table(made: _Collector) -> None:
                         within=[w])
 
 
-def _cost_claims(made: _Collector, blocks: BlockLog, table: LowoTable, costs: Costs) -> None:
+def _cost_claims(made: _Collector, blocks: BlockLog, table: HeldOut, costs: Costs) -> None:
     """Measured rho per arm and alpha; modelled speeds of plain decoding, arms and selector over the dominant arm."""
     log = made.log
     context = float(np.median(context_length(log)))

@@ -86,7 +86,8 @@ class PositionLog:
     @property
     def emitted(self) -> np.ndarray:
         """(N, K) int16: accepted + 1, cut at the end of the output; computed at each access, so keep it."""
-        return np.minimum(self.accepted.astype(np.int32) + 1, self.remaining[:, None]).astype(np.int16)
+        longest = np.iinfo(np.int16).max
+        return np.minimum(self.accepted + np.int16(1), np.minimum(self.remaining, longest).astype(np.int16)[:, None])
 
     @property
     def request_of(self) -> np.ndarray:
@@ -176,9 +177,10 @@ def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
         require_complete(log)
     return BlockLog(
         names, log.draft_len, log.workloads, log.requests, log.workload,
-        request_of=np.searchsorted(log.starts, rows, side="right") - 1, rows=rows, proposed=log.proposed[rows],
-        accepted=log.accepted[rows], emitted=emitted[rows], stats={n: v[rows] for n, v in log.stats.items()},
-        context={n: v[rows] for n, v in log.context.items()}, path_arm=name)
+        request_of=np.searchsorted(log.starts, rows, side="right") - 1, rows=rows,
+        proposed=log.proposed.take(rows, axis=0), accepted=log.accepted.take(rows, axis=0),
+        emitted=emitted.take(rows, axis=0), stats={n: v.take(rows, axis=0) for n, v in log.stats.items()},
+        context={n: v.take(rows, axis=0) for n, v in log.context.items()}, path_arm=name)
 
 
 # ---- reading

@@ -20,7 +20,8 @@ from sklearn.preprocessing import StandardScaler
 from specsel.log import STATS, BlockLog, SpecselError, write_bytes_atomically
 from specsel.redraft import first_arm, gains
 
-MAX_ROWS = 200_000  # training blocks of one fit, thinned evenly; the learning curve is flat long before
+EVERY = slice(None)
+MAX_ROWS = 100_000  # blocks for one fit or one threshold, thinned evenly; the learning curve is flat long before
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 CRITERION = ("highest mean of capture - redraft rate (height above random redrafting) over the training workloads, "
              "each judged by a model that has not seen it; ties go to the highest threshold")
@@ -47,18 +48,23 @@ class Selector:
     search: tuple[tuple[float, float], ...] = ()  # (threshold, criterion) of the inner loop
     trained_on: Mapping[str, Any] = field(default_factory=dict)  # run, log_sha256, workloads, requests, blocks
 
-    def standardised(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(N, 2F) what the weights are applied to; stats: log.stats or blocks.stats, arrays (N, K)."""
-        x = feature_matrix(stats, self.arms.index(self.dominant), self.features)
+    def standardised(self, stats: Mapping[str, np.ndarray], rows: np.ndarray | slice = EVERY) -> np.ndarray:
+        """(N, 2F) what the weights are applied to; stats: log.stats or blocks.stats, arrays (., K), of which ``rows``.
+        """
+        x = feature_matrix(stats, self.arms.index(self.dominant), self.features, rows)
         return (_design(x, np.array(self.fill)) - np.array(self.center)) / np.array(self.scale)
 
-    def probability(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(N,) probability that another arm emits more."""
-        return expit(self.standardised(stats) @ np.array(self.weights) + self.intercept)
+    def probability(self, stats: Mapping[str, np.ndarray], rows: np.ndarray | slice = EVERY) -> np.ndarray:
+        """(N,) probability that another arm emits more, at some ``rows`` of the statistics."""
+        x = feature_matrix(stats, self.arms.index(self.dominant), self.features, rows)
+        missing, slope = np.isnan(x), np.array(self.weights) / np.array(self.scale)
+        known, absent = np.split(slope, 2)
+        return expit(np.where(missing, self.fill, x) @ known + missing @ absent
+                     + (self.intercept - np.array(self.center) @ slope))
 
-    def redraft(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
+    def redraft(self, stats: Mapping[str, np.ndarray], rows: np.ndarray | slice = EVERY) -> np.ndarray:
         """(N,) bool: probability >= threshold."""
-        return self.probability(stats) >= self.threshold
+        return self.probability(stats, rows) >= self.threshold
 
     def save(self, path: str | Path) -> None:
         """Write the selector as readable JSON."""
@@ -88,10 +94,12 @@ class Selector:
         return made
 
 
-def feature_matrix(stats: Mapping[str, np.ndarray], arm: int, features: Sequence[str]) -> np.ndarray:
-    """(N, F) features of one arm, nan where missing or not logged."""
-    rows = len(next(iter(stats.values())))
-    return np.stack([stats[name][:, arm] if name in stats else np.full(rows, np.nan) for name in features], axis=1)
+def feature_matrix(stats: Mapping[str, np.ndarray], arm: int, features: Sequence[str],
+                   rows: np.ndarray | slice = EVERY) -> np.ndarray:
+    """(N, F) features of one arm at some rows, nan where missing or not logged."""
+    known = {name: stats[name][:, arm][rows] for name in features if name in stats}
+    size = len(next(iter(known.values()), next(iter(stats.values()))[:, arm][rows]))
+    return np.stack([known.get(name, np.full(size, np.nan)) for name in features], axis=1)
 
 
 def _design(x: np.ndarray, fill: np.ndarray) -> np.ndarray:
@@ -109,7 +117,7 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
     """
     train = np.ones(blocks.n_blocks, dtype=bool) if train is None else train
     model = fit_model(blocks, train, features)
-    search = _threshold_search(blocks, train, features, thresholds)
+    search = _threshold_search(blocks, _thinned(train), features, thresholds)
     best = max(range(len(search)), key=lambda i: (search[i][1], search[i][0]))
     used = np.unique(blocks.request_of[train])
     trained = {"workloads": [blocks.workloads[w] for w in np.unique(blocks.workload[used])], "requests": len(used),
@@ -118,13 +126,20 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
                     search=tuple(search), trained_on=trained)
 
 
+def _thinned(train: np.ndarray) -> np.ndarray:
+    """(B,) at most `MAX_ROWS` of the training blocks, evenly."""
+    rows = np.flatnonzero(train)
+    kept = np.zeros(len(train), dtype=bool)
+    kept[rows[::max(1, -(-len(rows) // MAX_ROWS))]] = True
+    return kept
+
+
 def fit_model(blocks: BlockLog, train: np.ndarray, features: Sequence[str]) -> dict[str, Any]:
     """Fill values, scaler and coefficients from the training rows."""
-    rows = np.flatnonzero(train)
-    rows = rows[::max(1, -(-len(rows) // MAX_ROWS))]
+    rows = np.flatnonzero(_thinned(train))
     counts, first = blocks.emitted[rows], first_arm(blocks)
     label = counts.max(axis=1) > counts[:, first]
-    x = feature_matrix({name: values[rows] for name, values in blocks.stats.items()}, first, features)
+    x = feature_matrix(blocks.stats, first, features, rows)
     if label.all() or not label.any():
         share = "all" if label.any() else "never"
         raise NotFitted(f"not fitted: one class (the training blocks are {share} worth a redraft)")
@@ -183,7 +198,7 @@ def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray,
         fitted = untuned(blocks, train, features)
     except NotFitted:
         return None
-    return fitted.probability({name: values[held] for name, values in blocks.stats.items()})
+    return fitted.probability(blocks.stats, held)
 
 
 def untuned(blocks: BlockLog, train: np.ndarray, features: Sequence[str] = STATS) -> Selector:

@@ -6,6 +6,8 @@ Everything is a ratio of per-request sums, so that requests can be resampled. No
 """
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from specsel.log import BlockLog, PositionLog, SpecselError, block_view
@@ -33,8 +35,8 @@ def first_arm(blocks: BlockLog) -> int:
 
 def gains(blocks: BlockLog, *, count: str = "emitted") -> np.ndarray:
     """(B,) tokens that the best arm has over the dominant one at each block, >= 0; count is "emitted" or "accepted"."""
-    counts = getattr(blocks, count).astype(np.int64)
-    return counts.max(axis=1) - counts[:, first_arm(blocks)]
+    arms = getattr(blocks, count).T  # arm by arm: a maximum over a short last axis is slow
+    return (reduce(np.maximum, arms) - arms[first_arm(blocks)]).astype(np.int64)
 
 
 def redraft_sums(blocks: BlockLog, redraft: np.ndarray, *, count: str = "emitted") -> np.ndarray:
@@ -45,7 +47,7 @@ def redraft_sums(blocks: BlockLog, redraft: np.ndarray, *, count: str = "emitted
     gain, redraft = gains(blocks, count=count), np.asarray(redraft, dtype=bool)
     base = getattr(blocks, count)[:, first_arm(blocks)]
     columns = (base, gain, gain * redraft, redraft, np.ones(len(gain)))
-    return request_sums(np.stack(columns, axis=1), blocks.request_of, len(blocks.requests))
+    return np.stack([request_sums(c, blocks.request_of, len(blocks.requests)) for c in columns], axis=1)
 
 
 def oracle_gap(sums: np.ndarray) -> np.ndarray:

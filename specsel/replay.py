@@ -109,11 +109,14 @@ def follow(log: PositionLog, plan: Plan, *, feedback: str = "full", keep_path: b
 
 def _result(log: PositionLog, name: str, feedback: str, path: Path, keep_path: bool) -> Replay:
     """Totals per request of a sequence of decisions."""
-    request, shape = np.searchsorted(log.starts, path.rows, side="right") - 1, (log.n_requests, log.n_arms)
     emitted = np.minimum(log.accepted[path.rows, path.arms] + 1, log.remaining[path.rows])
-    pulls = np.bincount(request * log.n_arms + path.arms, minlength=shape[0] * shape[1]).reshape(shape)
-    emitted = np.bincount(request, weights=emitted, minlength=log.n_requests).astype(np.int64)
-    return Replay(name, feedback, pulls.sum(axis=1), emitted, pulls, log.workload, log.workloads, log.arms, None,
+    ends = np.searchsorted(path.rows, log.starts)  # rows ascend, so every request's blocks stand together
+
+    def sums(values: np.ndarray) -> np.ndarray:
+        return np.diff(np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[ends])
+
+    pulls = np.stack([sums(path.arms == k) for k in range(log.n_arms)], axis=1)
+    return Replay(name, feedback, np.diff(ends), sums(emitted), pulls, log.workload, log.workloads, log.arms, None,
                   path if keep_path else None)
 
 
@@ -182,9 +185,13 @@ def dp_arms(log: PositionLog, costs: np.ndarray | None = None) -> np.ndarray:
     for left in range(1, len(counts)):
         request = longest[:counts[left]]
         row = log.starts[request + 1] - left
-        total = prices + value[(row + request)[:, None] + emitted[row]]
-        arms[row] = total.argmin(axis=1)
-        value[row + request] = total.min(axis=1)
+        slot, step = row + request, emitted[row].T
+        best, first = prices[0] + value[slot + step[0]], np.zeros(len(row), dtype=np.int8)
+        for k in range(1, log.n_arms):
+            total = prices[k] + value[slot + step[k]]
+            first[total < best] = k
+            best = np.minimum(best, total)
+        arms[row], value[slot] = first, best
     return arms
 
 

@@ -273,7 +273,7 @@ def _held_out_decisions(log: PositionLog, rng: np.random.Generator,
             selector = _selector(blocks, blocks.workload_of != w)
             if selector is not None:
                 at = workload == w
-                again[at, k] = selector.redraft({name: values[at] for name, values in log.stats.items()})
+                again[at, k] = selector.redraft(log.stats, at)
     others = [log.select(log.workload != w) for w in range(len(log.workloads))]
     return again, {kind: [fit_router(other, kind=kind, rng=rng) if other.n_requests else None for other in others]
                    for kind in kinds}

@@ -8,6 +8,7 @@ as they are. Not handled here: the model (`specsel.logistic`), routing before dr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,12 +28,11 @@ from specsel.redraft import (
     skill,
     token_gain,
 )
-from specsel.statistics import Estimate, bootstrap_many, holm
+from specsel.statistics import Estimate, Statistic, bootstrap_many, holm
 
-__all__ = ["Selector", "NotFitted", "fit_selector", "LowoRow", "LowoTable", "leave_one_workload_out", "verdict",
-           "frontier",
-           "frontier_sums", "redraft_sums", "oracle_gap", "capture", "redraft_rate", "skill", "token_gain", "RATIOS",
-           "THRESHOLDS", "CRITERION"]
+__all__ = ["Selector", "NotFitted", "fit_selector", "LowoRow", "LowoTable", "HeldOut", "leave_one_workload_out",
+           "hold_out", "judge", "verdict", "frontier", "frontier_sums", "redraft_sums", "oracle_gap", "capture",
+           "redraft_rate", "skill", "token_gain", "RATIOS", "THRESHOLDS", "CRITERION"]
 
 RATIOS = {"oracle_gap": oracle_gap, "capture": capture, "redraft_rate": redraft_rate, "skill": skill,
           "token_gain": token_gain}
@@ -84,12 +84,42 @@ class LowoTable:
 
     def redraft_at(self, log: PositionLog) -> np.ndarray:
         """(N,) decisions at every position of the log, by the selector that has not seen the position's workload."""
-        found, workload = np.zeros(log.n_positions, dtype=bool), log.workload[log.request_of]
-        for w, row in enumerate(self.rows):
-            if row.selector is not None:
-                at = workload == w
-                found[at] = row.selector.redraft({name: values[at] for name, values in log.stats.items()})
-        return found
+        return _redraft_at(log, [row.selector for row in self.rows])
+
+
+Scope = tuple[int | str, str]  # workload index or "all", and the name of a ratio
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Decisions on every workload by a selector that has not seen it."""
+
+    blocks: BlockLog
+    found: tuple[Selector | NotFitted, ...]  # per workload
+    probability: np.ndarray  # as in LowoTable, like the next three
+    redraft: np.ndarray
+    sums: np.ndarray
+    fitted: np.ndarray
+
+    def redraft_at(self, log: PositionLog) -> np.ndarray:
+        """(N,) as in LowoTable."""
+        return _redraft_at(log, self.found)
+
+    @property
+    def within(self) -> dict[Scope, np.ndarray | list[int]]:
+        """Workloads that a statistic is about."""
+        scopes = {w: [w] for w in range(len(self.found))} | {"all": np.unique(self.blocks.workload[self.fitted])}
+        return {(scope, key): part for scope, part in scopes.items() for key in RATIOS}
+
+    @property
+    def statistics(self) -> dict[Scope, Statistic]:
+        """Ratios of ``sums``."""
+        return {name: RATIOS[name[1]] for name in self.within}
+
+    @property
+    def null(self) -> dict[Scope, float]:
+        """Redrafting at random has skill 1."""
+        return {name: 1.0 for name in self.within if name[1] == "skill"}
 
 
 def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 10_000,
@@ -102,28 +132,48 @@ def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resa
     any gain has an undefined capture and skill. Verdicts come from the interval of the skill and its Holm-adjusted
     p-value.
     """
+    decided = hold_out(blocks, features=features, thresholds=thresholds)
+    return judge(decided, bootstrap_many(decided.statistics, decided.sums, strata=blocks.workload, rng=rng,
+                                         n_resamples=n_resamples, level=level, within=decided.within,
+                                         null=decided.null))
+
+
+def hold_out(blocks: BlockLog, *, features: Sequence[str] = STATS,
+             thresholds: Sequence[float] = THRESHOLDS) -> HeldOut:
+    """Decisions on every workload by the selector of the others, and what has to be resampled to judge them."""
     workload_of = blocks.workload_of
     probability, redraft = np.full(blocks.n_blocks, np.nan), np.zeros(blocks.n_blocks, dtype=bool)
-    found = [_held_out(blocks, w, features, thresholds) for w in range(len(blocks.workloads))]
+    with ThreadPoolExecutor() as pool:
+        found = tuple(pool.map(lambda w: _held_out(blocks, w, features, thresholds), range(len(blocks.workloads))))
     for w, selector in enumerate(found):
         if isinstance(selector, Selector):
             at = workload_of == w
-            probability[at] = selector.probability({name: values[at] for name, values in blocks.stats.items()})
+            probability[at] = selector.probability(blocks.stats, at)
             redraft[at] = probability[at] >= selector.threshold
-    sums = redraft_sums(blocks, redraft)
     fitted = np.array([isinstance(s, Selector) for s in found], dtype=bool)[blocks.workload]
+    return HeldOut(blocks, found, probability, redraft, redraft_sums(blocks, redraft), fitted)
 
-    scopes = {w: [w] for w in range(len(blocks.workloads))} | {"all": np.unique(blocks.workload[fitted])}
-    names = {(scope, key): part for scope, part in scopes.items() for key in RATIOS}
-    drawn = bootstrap_many({name: RATIOS[name[1]] for name in names}, sums, strata=blocks.workload, rng=rng,
-                           n_resamples=n_resamples,
-                           level=level, within=names, null={name: 1.0 for name in names if name[1] == "skill"})
+
+def judge(decided: HeldOut, drawn: Mapping[Scope, Estimate]) -> LowoTable:
+    """The table of `leave_one_workload_out` from the estimates of ``decided.statistics``."""
+    blocks, found = decided.blocks, decided.found
+    scopes = dict.fromkeys(scope for scope, _ in drawn)
     estimates = {scope: {key: _worded(drawn[scope, key], key) for key in RATIOS} for scope in scopes}
     tested = [w for w, s in enumerate(found) if isinstance(s, Selector) and estimates[w]["skill"].defined]
     adjusted = dict(zip(tested, holm(np.array([estimates[w]["skill"].p for w in tested])).tolist(), strict=True))
     rows = tuple(_row(blocks, w, selector, estimates[w], adjusted.get(w)) for w, selector in enumerate(found))
-    pooled = estimates["all"] if fitted.any() else _undefined(estimates["all"], "not fitted for any workload")
-    return LowoTable(rows, probability, redraft, sums, fitted, pooled)
+    pooled = estimates["all"] if decided.fitted.any() else _undefined(estimates["all"], "not fitted for any workload")
+    return LowoTable(rows, decided.probability, decided.redraft, decided.sums, decided.fitted, pooled)
+
+
+def _redraft_at(log: PositionLog, selectors: Sequence[Selector | NotFitted | None]) -> np.ndarray:
+    """(N,) decisions at every position, by the selector of its workload; False where there is none."""
+    found, workload = np.zeros(log.n_positions, dtype=bool), log.workload[log.request_of]
+    for w, selector in enumerate(selectors):
+        if isinstance(selector, Selector):
+            at = workload == w
+            found[at] = selector.redraft(log.stats, at)
+    return found
 
 
 def _worded(estimate: Estimate, key: str) -> Estimate:

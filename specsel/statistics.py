@@ -6,25 +6,33 @@ always an ``Estimate``; what is undefined says so, with its reason, and never be
 
 Method: `scipy.stats.bootstrap` (Efron & Tibshirani 1993, chapters 13 and 14) on the indices of the requests of every
 stratum, with one statistic of many rows: all numbers of a log see the same resamples, so all of them are paired. Sums
-come from matrix products with the counts of the drawn indices, not from gathered copies.
+come from matrix products with the counts of the drawn indices, not from gathered copies; these products are too narrow
+to gain from threads of their own.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
+from threadpoolctl import threadpool_limits
 
 __all__ = ["Estimate", "bootstrap_many", "bootstrap_requests", "bootstrap_rows", "request_sums", "ratio",
            "pooled_ratio", "holm"]
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 BATCH = 640_000  # draws held in memory at once; the caches of a processor like it small
+MANY = 64  # resamples at once where a batch would hold fewer, so that the sums of many requests are not read for each
+PARTS = 4  # into which the resamples of so many requests are split, each with its own stream of random numbers
+LARGEST_BATCH = 32_000_000  # draws at once all the same: 256 MB
 SMALLEST_BCA = 10  # requests; with fewer, the jackknife says nothing about skewness
 LARGEST_BCA = 5_000  # requests; with more, the two methods agree and a jackknife costs more than all resamples
 
@@ -111,7 +119,7 @@ def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray,
     views = {name: _view(statistic, (columns or {}).get(name, Ellipsis), used[name], name in split)
              for name, statistic in statistics.items()}
     flat = totals.reshape(len(totals), math.prod(totals.shape[1:]))
-    sample = _Sample(flat, totals.shape[1:], codes, len(labels), merged, tuple(views.values()))
+    sample = _sample(flat, totals.shape[1:], codes, len(labels), merged, tuple(views.values()))
     values, drawn, limits = _resample(sample, rng, n_resamples, level,
                                       method if len(totals) <= LARGEST_BCA else "percentile")
     found = {}
@@ -131,13 +139,14 @@ def bootstrap_rows(statistic: Statistic, rows: np.ndarray, *, strata: np.ndarray
 
     Equal rows are drawn together (multinomial), so that millions of blocks with few distinct counts cost little.
     """
-    rows = np.asarray(rows, dtype=float)
+    rows = np.asarray(rows)
     _check(rows, strata, n_resamples, level, "percentile")
     group = np.zeros(len(rows)) if strata is None else strata
-    table = np.column_stack([group, rows.reshape(len(rows), math.prod(rows.shape[1:]))])
-    distinct, counts = np.unique(table, axis=0, return_counts=True)
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    counts = pd.DataFrame(flat).assign(group=group).value_counts(["group", *range(flat.shape[1])], sort=False)
+    distinct = counts.index.to_frame(index=False).to_numpy(dtype=float)
     frame = {"level": level, "n": len(rows), "n_resamples": n_resamples, "seed": _seed(rng)}
-    parts = [(distinct[at, 1:], counts[at]) for at in (distinct[:, 0] == g for g in np.unique(group))]
+    parts = [(distinct[at, 1:], counts.to_numpy()[at]) for at in (distinct[:, 0] == g for g in np.unique(group))]
     with np.errstate(all="ignore"):
         value = float(np.ravel(statistic(rows.sum(axis=0)[None]))[0])
         if len(rows) < 2:
@@ -196,24 +205,13 @@ def _view(statistic: Statistic, columns: Any, used: np.ndarray, split: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Requests with their sums, how they are drawn, and what is computed from a draw."""
+    """Per-request sums, how requests are drawn, and what is computed from a draw."""
 
-    flat: np.ndarray  # (R, C)
+    groups: tuple[tuple[_Part, ...], ...]  # requests that are drawn from each other, by stratum
+    fixed: np.ndarray  # (G, C) sums of the strata of one request, which stay as they are
+    whole: np.ndarray  # (G, C) sums of all requests
     shape: tuple[int, ...]  # of one request's sums
-    codes: np.ndarray  # (R,) stratum
-    n_strata: int
-    merged: bool  # draw from all strata together
     views: tuple[Callable[..., np.ndarray], ...]
-
-    @property
-    def groups(self) -> list[np.ndarray]:
-        """Requests that are drawn from each other; a stratum of one request stays as it is."""
-        strata = [np.arange(len(self.codes))] if self.merged else self.strata
-        return [rows for rows in strata if len(rows) > 1]
-
-    @property
-    def strata(self) -> list[np.ndarray]:
-        return [np.flatnonzero(self.codes == g) for g in range(self.n_strata)]
 
     def __call__(self, *drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         """Values (views, n) of drawn indices, one array (n, requests drawn) per group; (views,) of one draw, 1-D.
@@ -222,28 +220,42 @@ class _Sample:
         """
         if drawn[0].ndim == 1:
             return self(*(index[None] for index in drawn))[:, 0]
-        sums = np.zeros((max(map(len, drawn)), self.n_strata, self.flat.shape[1]))
-        for stratum in self.strata:
-            if len(stratum) == 1:
-                sums[:, self.codes[stratum[0]]] = self.flat[stratum]
-        for rows, index in zip(self.groups, drawn, strict=True):
-            counts = _counts(index, len(rows))
-            for g in np.unique(self.codes[rows]):
-                mine = self.codes[rows] == g
-                sums[:, g] = (counts if mine.all() else counts[:, mine]) @ self.flat[rows[mine]]
+        sums = np.repeat(self.fixed[None], max(map(len, drawn)), axis=0)
+        for parts, index in zip(self.groups, drawn, strict=True):
+            counts = _counts(index, sum(len(part.sums) for part in parts))
+            for part in parts:
+                sums[:, part.stratum] = counts[:, part.where] @ part.sums
         return self.evaluate(sums)
 
     def evaluate(self, sums: np.ndarray) -> np.ndarray:
         """(views, n) values of sums (n, G, C) of every stratum."""
-        sums = sums.reshape(len(sums), self.n_strata, *self.shape)
+        sums = sums.reshape(*sums.shape[:2], *self.shape)
         total = sums.sum(axis=1)
         return np.stack([view(sums, total) for view in self.views]).astype(float)
 
-    def as_they_are(self) -> np.ndarray:
-        """(views,) values of the requests as they are."""
-        sums = np.zeros((1, self.n_strata, self.flat.shape[1]))
-        np.add.at(sums[0], self.codes, self.flat)
-        return self.evaluate(sums)[:, 0]
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Requests of one stratum within a group that is drawn together."""
+
+    stratum: int
+    where: np.ndarray | slice  # their places in the group
+    sums: np.ndarray  # (requests, C)
+
+
+def _sample(flat: np.ndarray, shape: tuple[int, ...], codes: np.ndarray, n_strata: int, merged: bool,
+            views: tuple[Callable[..., np.ndarray], ...]) -> _Sample:
+    """The sample of sums (R, C) with strata (R,); ``merged``: requests are drawn from all strata together."""
+    rows = [np.flatnonzero(codes == g) for g in range(n_strata)]
+    fixed, whole = np.zeros((2, n_strata, flat.shape[1]))
+    np.add.at(whole, codes, flat)
+    if merged:
+        groups: list[tuple[_Part, ...]] = [tuple(_Part(g, rows[g], flat[rows[g]]) for g in range(n_strata))]
+    else:
+        groups = [(_Part(g, slice(None), flat[rows[g]]),) for g in range(n_strata) if len(rows[g]) > 1]
+        alone = [g for g in range(n_strata) if len(rows[g]) == 1]
+        fixed[alone] = whole[alone]
+    return _Sample(tuple(groups), fixed, whole, shape, views)
 
 
 def _counts(index: np.ndarray, size: int) -> np.ndarray:
@@ -258,18 +270,32 @@ def _counts(index: np.ndarray, size: int) -> np.ndarray:
 def _resample(sample: _Sample, rng: np.random.Generator, n_resamples: int, level: float,
               method: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Values (S,), drawn values (S, n_resamples) and BCa limits (S, 2), nan where there are none."""
-    groups, n_views = sample.groups, len(sample.views)
-    with np.errstate(all="ignore"), warnings.catch_warnings():
+    sizes, n_views = [sum(len(part.sums) for part in group) for group in sample.groups], len(sample.views)
+    with np.errstate(all="ignore"), warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")  # what is undefined is said by the Estimate
-        values = sample.as_they_are() if n_views else np.zeros(0)
+        values = sample.evaluate(sample.whole[None])[:, 0] if n_views else np.zeros(0)
         nothing = np.full((n_views, 2), np.nan)
-        if not groups or not np.isfinite(values).any():
+        if not sizes or not np.isfinite(values).any():
             return values, np.full((n_views, 1), np.nan), nothing
-        found = stats.bootstrap([np.arange(len(rows)) for rows in groups], sample, vectorized=True, axis=-1,
-                                n_resamples=n_resamples, confidence_level=level, method=method, rng=rng,
-                                batch=max(1, BATCH // len(sample.flat)))
-    limits = np.stack(found.confidence_interval, axis=-1) if method == "BCa" else nothing
-    return values, found.bootstrap_distribution, limits
+        whole = [np.arange(size) for size in sizes]
+
+        def draw(rng: np.random.Generator, n: int) -> Any:
+            return stats.bootstrap(whole, sample, vectorized=True, axis=-1, n_resamples=n, confidence_level=level,
+                                   method=method, rng=rng, batch=_batch(sum(sizes)))
+
+        if sum(sizes) <= LARGEST_BCA:
+            found = draw(rng, n_resamples)
+            drawn, limits = found.bootstrap_distribution, np.stack(found.confidence_interval, axis=-1)
+            return values, drawn, limits if method == "BCa" else nothing
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # as many parts on every machine: equal numbers everywhere
+            parts = [len(part) for part in np.array_split(np.arange(n_resamples), PARTS) if len(part)]
+            found = list(pool.map(draw, rng.spawn(len(parts)), parts))
+        return values, np.concatenate([part.bootstrap_distribution for part in found], axis=-1), nothing
+
+
+def _batch(n_requests: int) -> int:
+    """Resamples that are computed at once."""
+    return max(1, BATCH // n_requests, min(MANY, LARGEST_BATCH // n_requests))
 
 
 def _estimate(value: float, drawn: np.ndarray | None, bca: np.ndarray | None, frame: dict[str, Any],

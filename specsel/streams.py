@@ -126,7 +126,7 @@ class Draws:
     def next(self, seed: np.ndarray, request: np.ndarray, block: np.ndarray) -> np.ndarray:
         """(n, width) numbers for the next block of each stream; ``seed`` (n,) is an index into the seeds."""
         place = block % CHUNK
-        for i in np.flatnonzero(place == 0):
+        for i in () if place.all() else np.flatnonzero(place == 0):
             counter = np.array([0, 0, 0, block[i] // CHUNK], dtype=np.uint64)
             self.bits.state = {**self.origin, "state": {"counter": counter, "key": self.keys[seed[i], request[i]]}}
             self.ahead[self.mine[i]] = self.generator.random((CHUNK, self.width))
@@ -177,11 +177,10 @@ class DelayQueue:
         ready = self.due <= reached[:, None, None]
         self.due[ready] = NEVER
         oldest_first = (self.now + np.arange(self.slots)) % self.slots
-        waiting = ready.any(axis=2)[:, oldest_first]
-        while len(rows := np.flatnonzero(waiting.any(axis=1))):  # the oldest block of every stream that has one
-            place = waiting[rows].argmax(axis=1)
-            waiting[rows, place] = False
-            slot = oldest_first[place]
+        streams, place = np.nonzero(ready.any(axis=2)[:, oldest_first])
+        slots, turn = oldest_first[place], np.arange(len(streams)) - np.searchsorted(streams, streams)
+        for now in range(turn.max(initial=-1) + 1):  # the next oldest block of every stream that has one
+            rows, slot = streams[turn == now], slots[turn == now]
             seen, features = ready[rows, slot], {f: c[rows, slot] for f, c in self.features.items()}
             view = View(seen.shape[1], self.draft_len, self.block[rows, slot], features)
             yield rows, Feedback(view, self.arms[rows, slot], self.counts[rows, slot] * seen, seen)

@@ -204,7 +204,7 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
     jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in names]
     if workers > 1:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork of threads may hang
-            parts = list(pool.map(_run_job, jobs))
+            parts = list(pool.map(_run_job, jobs[::-1]))[::-1]  # those with context take longest and stand last
     else:
         parts = [_run_job(job) for job in jobs]
     rows = [row for part in parts for row in part]
