@@ -33,7 +33,7 @@ from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, hol
 
 SEEDS = tuple(range(20))  # of every policy that draws at random
 FEW = 5  # seeds for tuning, and where state is kept
-TUNE_ONE_BY_ONE = 60  # training requests for tuning with state kept, where requests cannot run side by side
+TUNE_ONE_BY_ONE = 40  # training requests for tuning with state kept, where requests cannot run side by side
 
 
 def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog]:
