@@ -60,11 +60,13 @@ class ClaimRole(SphinxRole):
 class ClaimTable(SphinxDirective):
     """Claims as a table, {claims} NOTEBOOK PATTERN ..., see `specsel.tables.cells`; the content is its caption.
 
-    A table without a claim fails the build, unless it is `:optional:`, for what not every log records.
+    A table without a claim fails the build, unless it is `:optional:`, for what not every log records. `:sort:` names a
+    column of numbers by which the rows ascend.
     """
 
     required_arguments, optional_arguments, has_content = 2, 99, True
-    option_spec = {"corner": directives.unchanged, "format": directives.unchanged, "optional": directives.flag}
+    option_spec = {"corner": directives.unchanged, "format": directives.unchanged, "optional": directives.flag,
+                   "sort": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         notebook, *patterns = self.arguments
@@ -77,6 +79,8 @@ class ClaimTable(SphinxDirective):
         for each in found.values():
             _note(self.env, notebook, each)
         rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
+        by = {row: found[row, column].value for row, column in found if column == self.options.get("sort")}
+        rows.sort(key=lambda row: (by.get(row) is None, by.get(row)))
         labels = ", ".join(sorted({f"[{each.label}]" for each in found.values()}))
         corner, spec = f"{self.options.get('corner', '')} {labels}".strip(), self.options.get("format", "")
         head = [_entry(nodes.Text(text)) for text in (corner, *(c.removeprefix("reported ") for c in columns))]

@@ -23,6 +23,9 @@ GAP = make_claim(
 SKILL = make_claim(
     "skill:code", Estimate(2.06, 1.54, 2.62, 0.95, 64, "BCa", 100, 0), label="MEASURED", unit="ratio", function="skill"
 )
+CHAT = make_claim(
+    "skill:chat", Estimate(2.5, 2.1, 2.9, 0.95, 64, "BCa", 100, 0), label="MEASURED", unit="ratio", function="skill"
+)
 VERDICT = make_claim("verdict:code", "beats random", label="MEASURED", function="verdict")
 
 
@@ -30,7 +33,7 @@ def build(folder, text):
     """Page HTML, warnings, and claims.json of a book whose only page is `text`."""
     (folder / "src").mkdir()
     (folder / "values").mkdir()
-    (folder / "values/04_selector.json").write_bytes(dump_claims([GAP, SKILL, VERDICT]))
+    (folder / "values/04_selector.json").write_bytes(dump_claims([GAP, SKILL, CHAT, VERDICT]))
     (folder / "src/index.md").write_text(text, encoding="utf-8")
     warnings = []
     with docutils_namespace():
@@ -92,10 +95,11 @@ def test_an_unknown_claim_is_a_warning_with_its_line(tmp_path):
 
 @pytest.mark.slow
 def test_claims_stand_in_tables_and_headings(tmp_path):
-    table = "```{claims} 04_selector skill:* verdict:*\n:corner: held out\n:format: .1f\n```\n"
+    table = "```{claims} 04_selector skill:* verdict:*\n:corner: held out\n:format: .1f\n:sort: skill\n```\n"
     text = "# Gap {claim}`04_selector.gap|value`\n\n" + table
     page, warnings, ledger = build(tmp_path, text)
-    assert warnings == "" and "held out [MEASURED] skill verdict code 2.1 [1.5, 2.6] beats random" in words(page)
+    rows = "code 2.1 [1.5, 2.6] beats random chat 2.5 [2.1, 2.9]"  # by skill, not by name
+    assert warnings == "" and f"held out [MEASURED] skill verdict {rows}" in words(page)
     assert "<h1>Gap" in page and ledger["04_selector.skill:code"]["cited_in"] == ["index"]
 
 
