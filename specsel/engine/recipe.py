@@ -34,6 +34,7 @@ class TrainConfig:
     start: str = "target"  # layers copied from the target's last ones; "random"; or "earlier": a trained drafter's
     loss: str = "soft"  # "soft": cross-entropy against the target's distribution; "hard": its choice; "lk"
     draft_vocab: int = 16384
+    vocabulary: str = "kept"  # draft vocabulary of an earlier drafter: "kept", or "chosen" anew on these answers
     draft_len: int = 9
     draft_steps: int = 4  # EAGLE-3: steps of the training-time test
     layers: int = 3  # DFlash: decoder layers
@@ -48,7 +49,7 @@ class TrainConfig:
     keep: tuple[int, ...] = ()
 
 
-FURTHER = {"start": "earlier", "steps": 1500, "cool_down": 0.9}
+FURTHER = {"start": "earlier", "vocabulary": "chosen", "steps": 1500, "cool_down": 0.9}
 """What differs when a trained drafter is trained further; besides, half the rate and no short blocks."""
 
 
@@ -63,7 +64,8 @@ def recipe(kind: str, *, further: bool = False, **changes: Any) -> TrainConfig:
 
 def recipe_of(log: dict[str, Any], **changes: Any) -> TrainConfig:
     """The recipe that a training log tells, with some settings changed."""
-    base = {f.name: log["recipe"][f.name] for f in fields(TrainConfig)}
+    told = {"vocabulary": TrainConfig.vocabulary} | log["recipe"]  # older logs do not name it
+    base = {f.name: told[f.name] for f in fields(TrainConfig)}
     return TrainConfig(**base | {name: tuple(base[name]) for name in ("keep", "short_blocks")} | changes)
 
 

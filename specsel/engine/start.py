@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,28 @@ def earlier_drafter(kind: str, folder: Path) -> tuple[nn.Module, Tensor, dict[st
         return head, head.target_ids, log
     model = load_model(read_folder(folder))
     return model, model.head_ids.clone(), log
+
+
+def exchange_vocabulary(model: nn.Module, ids: Tensor, embedding: Tensor) -> nn.Module:
+    """The drafter with the draft vocabulary ``ids`` (sorted target ids) instead of its own.
+
+    DFlash is scored by the target's own rows and needs nothing else. An EAGLE-3 head keeps the rows of the ids that it
+    knows; that of a new one is the target's embedding row under the linear map that takes embedding rows to the known
+    rows best (least squares).
+    """
+    state = model.state_dict()
+    if isinstance(model, DFlashModel):
+        made: nn.Module = DFlashModel(replace(model.config, head_slice=len(ids)))
+        made.load_state_dict(state | {"head_ids": ids})
+        return made
+    known, rows, table = model.target_ids, state["lm_head.weight"], embedding.detach().to(state["lm_head.weight"].dtype)
+    place = inverse_vocabulary(known, len(table))[ids][:, None]
+    fitted = table[ids] @ torch.linalg.lstsq(table[known], rows).solution
+    made = EagleHead(replace(model.config, draft_vocab_size=len(ids)))
+    made.set_vocabulary(ids)
+    own = {"lm_head.weight": torch.where(place < 0, fitted, rows[place[:, 0]])}
+    made.load_state_dict(state | own | {name: getattr(made, name) for name in ("d2t", "t2d")})
+    return made
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:

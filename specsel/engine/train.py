@@ -22,7 +22,14 @@ from specsel.engine.dflash import DFlash
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
 from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor, recipe_of
-from specsel.engine.start import earlier_drafter, inverse_vocabulary, new_dflash, new_eagle, randomise
+from specsel.engine.start import (
+    earlier_drafter,
+    exchange_vocabulary,
+    inverse_vocabulary,
+    new_dflash,
+    new_eagle,
+    randomise,
+)
 from specsel.engine.target import Target, sha256_of
 
 HELD_OUT_EVERY = 64
@@ -126,8 +133,10 @@ def _new(
         raise TrainError(f"start '{config.start}': name a drafter to go on from with start 'earlier', and only then.")
     torch.manual_seed(config.seed)
     model, known, earlier = earlier_drafter(kind, after) if after else (None, None, None)
-    vocab = target.model.config.vocab_size
-    ids, coverage = draft_vocabulary(paths, config.draft_vocab, vocab, target.eos_ids, known)
+    embedding, kept = target.model.model.embed_tokens.weight, config.vocabulary == "kept"
+    ids, coverage = draft_vocabulary(paths, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None)
+    if model and not kept:
+        model = exchange_vocabulary(model, ids, embedding)
     model = model or (new_eagle if kind == "eagle" else new_dflash)(target, ids, config)
     return model.to(target.model.device), ids, {"coverage": coverage} | ({"earlier": earlier} if earlier else {})
 

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from specsel import drafters
 from specsel.engine import data, losses, start, train
 from specsel.engine.dflash import load_model
-from specsel.engine.eagle import check_vocabulary, load_head
+from specsel.engine.eagle import EagleConfig, EagleHead, check_vocabulary, load_head
 from specsel.engine.generate import BatchedTarget, distinct_share, generate
 from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
 from specsel.engine.recipe import TrainConfig, TrainError, recipe, recipe_of, training_log
+from specsel.engine.start import earlier_drafter, exchange_vocabulary
 from specsel.engine.train import repeat_training, train_drafter
 
 TINY = TrainConfig(
@@ -218,7 +219,7 @@ def test_a_trained_drafter_is_trained_further(target, answers, tmp_path, kind):
     log; at rate 0 it stays as it is."""
     first = train_drafter(kind, target, answers, tmp_path / "a", TINY, report=lambda point: None)
     config = recipe(kind, further=True, **{k: getattr(TINY, k) for k in ("batch", "draft_len", "layers", "held_out")})
-    config = replace(config, rate=0.0, steps=2, eval_every=1, draft_vocab=7)
+    config = replace(config, rate=0.0, steps=2, eval_every=1, draft_vocab=7, vocabulary="kept")
     log = train_drafter(kind, target, answers, tmp_path / "b", config, after=tmp_path / "a", report=lambda point: None)
     for name, tensor in load_file(tmp_path / "a" / "model.safetensors").items():
         assert torch.equal(load_file(tmp_path / "b" / "model.safetensors")[name], tensor), name
@@ -226,6 +227,37 @@ def test_a_trained_drafter_is_trained_further(target, answers, tmp_path, kind):
     assert log["earlier"]["recipe"]["start"] == "target" and log["earlier"]["sha256"]
     told = drafters.training_log(tmp_path / "b")
     assert told["curve"] == first["curve"] + log["curve"]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_a_further_training_may_choose_the_draft_vocabulary_anew(target, answers, tmp_path, kind):
+    """At rate 0 the drafter differs in its vocabulary alone."""
+    train_drafter(kind, target, answers, tmp_path / "a", TINY, report=lambda point: None)
+    config = recipe(kind, further=True, **{k: getattr(TINY, k) for k in ("batch", "draft_len", "layers", "held_out")})
+    config = replace(config, rate=0.0, steps=1, eval_every=1, draft_vocab=80)
+    log = train_drafter(kind, target, answers, tmp_path / "b", config, after=tmp_path / "a", report=lambda point: None)
+    ids, coverage = train.draft_vocabulary(data.shards(answers), 80, VOCAB, EOS)
+    assert log["coverage"] == coverage and log["recipe"]["vocabulary"] == "chosen"
+    old, new = (earlier_drafter(kind, tmp_path / name)[0].state_dict() for name in "ab")
+    assert torch.equal(earlier_drafter(kind, tmp_path / "b")[1], ids)
+    changed = {name for name in old if old[name].shape != new[name].shape or not torch.equal(old[name], new[name])}
+    assert changed == ({"lm_head.weight", "d2t", "t2d"} if kind == "eagle" else {"head_ids"})
+
+
+def test_rows_of_new_ids_follow_the_map_of_the_known_ones():
+    """Known rows stay, whatever they are; where they are a linear map of the embedding, new ones follow it."""
+    generator = torch.Generator().manual_seed(3)
+    table, turn = (torch.randn(*shape, generator=generator) for shape in ((40, 8), (8, 8)))
+    config = EagleConfig(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+                         rms_norm_eps=1e-5, rope_theta=1e4, vocab_size=40, draft_vocab_size=20)
+    head, known, ids = EagleHead(config), torch.arange(0, 40, 2), torch.arange(0, 40, 3)
+    head.set_vocabulary(known)
+    head.lm_head.weight.data = table[known] @ turn
+    made = exchange_vocabulary(head, ids, table)
+    torch.testing.assert_close(made.lm_head.weight.data, table[ids] @ turn, rtol=1e-4, atol=1e-4)
+    assert torch.equal(made.lm_head.weight.data[0], head.lm_head.weight.data[0])
+    assert torch.equal(made.target_ids, ids) and made.config.draft_vocab_size == len(ids)
+    assert torch.equal(made.fc.weight, head.fc.weight)
 
 
 def test_a_further_training_needs_a_drafter_of_its_kind(target, answers, tmp_path):
