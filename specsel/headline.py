@@ -24,6 +24,7 @@ from specsel.redraft import (
     REDRAFTED,
     TAKEN,
     capture,
+    dominant_arm,
     first_arm,
     gains,
     oracle_gap,
@@ -124,7 +125,7 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
         found = [pool.submit(oracle, log) for oracle in (oracle_dp, oracle_block) if log.complete]
         runs = [fixed(log, k, keep_path=True) for k in range(log.n_arms) if log.complete]
         if dominant is None and runs:
-            dominant = int(np.argmin([run.blocks.sum() for run in runs]))
+            dominant = dominant_arm(runs)
         blocks = block_view(log, dominant)
         made = _Collector(log, rng, n_resamples, level)
         made.add("dominant", str(blocks.path_arm), "dominant_blocks", n=log.n_requests)

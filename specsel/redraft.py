@@ -6,12 +6,13 @@ Everything is a ratio of per-request sums, so that requests can be resampled. No
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
 
 from specsel.log import BlockLog, PositionLog, SpecselError, block_view
-from specsel.replay import fixed
+from specsel.replay import Replay, fixed
 from specsel.statistics import ratio, request_sums
 
 BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
@@ -23,7 +24,12 @@ def dominant_blocks(log: PositionLog) -> BlockLog:
     """
     if not log.complete:
         return block_view(log)
-    return block_view(log, int(np.argmin([fixed(log, arm).blocks.sum() for arm in range(log.n_arms)])))
+    return block_view(log, dominant_arm([fixed(log, arm) for arm in range(log.n_arms)]))
+
+
+def dominant_arm(runs: Sequence[Replay]) -> int:
+    """The arm whose run (each arm always, in order) has the fewest blocks; the lowest index on ties."""
+    return int(np.argmin([run.blocks.sum() for run in runs]))
 
 
 def first_arm(blocks: BlockLog) -> int:

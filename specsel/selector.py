@@ -8,7 +8,6 @@ as they are. Not handled here: the model (`specsel.logistic`), routing before dr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -143,8 +142,7 @@ def hold_out(blocks: BlockLog, *, features: Sequence[str] = STATS,
     """Decisions on every workload by the selector of the others, and what has to be resampled to judge them."""
     workload_of = blocks.workload_of
     probability, redraft = np.full(blocks.n_blocks, np.nan), np.zeros(blocks.n_blocks, dtype=bool)
-    with ThreadPoolExecutor() as pool:
-        found = tuple(pool.map(lambda w: _held_out(blocks, w, features, thresholds), range(len(blocks.workloads))))
+    found = tuple(_held_out(blocks, w, features, thresholds) for w in range(len(blocks.workloads)))
     for w, selector in enumerate(found):
         if isinstance(selector, Selector):
             at = workload_of == w

@@ -126,7 +126,7 @@ class Draws:
     def next(self, seed: np.ndarray, request: np.ndarray, block: np.ndarray) -> np.ndarray:
         """(n, width) numbers for the next block of each stream; ``seed`` (n,) is an index into the seeds."""
         place = block % CHUNK
-        for i in () if place.all() else np.flatnonzero(place == 0):
+        for i in np.flatnonzero(place == 0):
             counter = np.array([0, 0, 0, block[i] // CHUNK], dtype=np.uint64)
             self.bits.state = {**self.origin, "state": {"counter": counter, "key": self.keys[seed[i], request[i]]}}
             self.ahead[self.mine[i]] = self.generator.random((CHUNK, self.width))

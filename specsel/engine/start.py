@@ -110,7 +110,8 @@ def exchange_vocabulary(model: nn.Module, ids: Tensor, embedding: Tensor) -> nn.
         made: nn.Module = DFlashModel(replace(model.config, head_slice=len(ids)))
         made.load_state_dict(state | {"head_ids": ids})
         return made
-    known, rows, table = model.target_ids, state["lm_head.weight"], embedding.detach().to(state["lm_head.weight"].dtype)
+    known, rows = model.target_ids, state["lm_head.weight"]
+    table = embedding.detach().to(rows)
     place = inverse_vocabulary(known, len(table))[ids][:, None]
     fitted = table[ids] @ torch.linalg.lstsq(table[known], rows).solution
     made = EagleHead(replace(model.config, draft_vocab_size=len(ids)))
