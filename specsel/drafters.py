@@ -161,6 +161,8 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
             "answers a step": recipe["batch"],
             "optimiser": recipe["optimizer"],
             "loss": recipe["loss"],
+            "weights of the slots": recipe["slots"] if log["kind"] == "dflash" else "",
+            "precision of the products": log["dtype"],
             "start": recipe["start"],
         }
     return pd.DataFrame(columns).rename_axis("fact").reset_index()
@@ -170,7 +172,8 @@ def _origin(earlier: dict[str, Any] | None) -> str:
     if earlier is None:
         return "a new drafter"
     recipe, tokens = earlier["recipe"], earlier["data_report"]["output_tokens"]
-    return f"{earlier['best_step']:,} steps on {tokens:,} generated tokens at {recipe['rate']:g}"
+    before = f"{_origin(earlier['earlier'])}, then " if "earlier" in earlier else ""
+    return f"{before}{earlier['best_step']:,} steps on {tokens:,} generated tokens at {recipe['rate']:g}"
 
 
 def same_weights(log: PositionLog, folders: Iterable[str | Path]) -> str:

@@ -57,7 +57,7 @@ def train_data(
     target: Target = None,
     revision: Revision = None,
     device: Device = "cpu",
-    dtype: Annotated[str, typer.Option(help="precision of generation")] = "bfloat16",
+    dtype: Annotated[str | None, typer.Option(help="precision of generation (default: the faster one)")] = None,
 ) -> None:
     """Let the target answer the training prompts: what drafters are trained on.
 
@@ -103,6 +103,7 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
 
         if resume and after:
             raise typer.BadParameter("--resume repeats the trainings of a folder, --after trains it further: give one.")
+        engine.flush_tiny_numbers()
         loaded = _target(target, revision, device, dtype)
         changes = _given(steps=steps, seed=seed)
         if resume:

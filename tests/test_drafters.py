@@ -85,14 +85,14 @@ def test_the_facts_of_a_training_are_told(folder):
     log = drafters.training_log(folder)
     counts = {"output_tokens": 1200, "kept_tokens": 1000, "requests": 10, "looping": 2}
     recipe = {"draft_vocab": 60, "batch": 8, "optimizer": "muon", "loss": "soft", "start": "target", "rate": 4e-3}
-    log |= {"recipe": recipe, "data_report": counts, "best_step": 2}
-    log["earlier"] = log | {"best_step": 9}
+    log |= {"recipe": recipe, "data_report": counts, "best_step": 2, "dtype": "float32"}
+    log["earlier"] = log | {"best_step": 9, "earlier": log | {"best_step": 7}}
     log |= {"coverage": {"generated": 0.996, "held_out": 0.981}}
     (folder / "training.json").write_text(json.dumps(log))
     facts = drafters.training_facts([folder]).set_index("fact")["eagle"]
     assert facts["generated tokens in it"] == "99.60%" and facts["greedy choices that it changed"] == "not measured"
-    assert facts["goes on from"] == "9 steps on 1,200 generated tokens at 0.004"
-    assert len(drafters.training_log(folder)["curve"]) == 2 * len(log["curve"])
+    assert facts["goes on from"] == ", then ".join(f"{n} steps on 1,200 generated tokens at 0.004" for n in (7, 9))
+    assert len(drafters.training_log(folder)["curve"]) == 3 * len(log["curve"])
 
 
 def test_the_sentence_on_overlap_counts_what_was_found(tmp_path):

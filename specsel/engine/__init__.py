@@ -19,6 +19,7 @@ _HOMES = {
     "collect": "harness",
     "describe": "pool",
     "fetch": "target",
+    "flush_tiny_numbers": "train",
     "load_pool": "pool",
     "load_target": "target",
     "measure": "timing",

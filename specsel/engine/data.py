@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from specsel.engine.generate import BatchedTarget, Generation, generate, is_looping
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts
-from specsel.engine.target import Features, Target, dtype_name
+from specsel.engine.target import Features, Target, bf16_pays, dtype_name
 from specsel.log import SpecselError
 
 SHARD_PROMPTS = 512
@@ -44,18 +44,20 @@ def shard_path(out: Path, number: int) -> Path:
 
 
 def build(
-    target: Target, out: Path, *, tokens: int, prompts: Path | None = None, dtype: str = "bfloat16", batch: int = 128
+    target: Target, out: Path, *, tokens: int, prompts: Path | None = None, dtype: str | None = None, batch: int = 128
 ) -> dict:
     """Generates shards in ``out`` until at least ``tokens`` output tokens without loops are there; finished shards are
     kept.
 
-    Each shard is written under a temporary name and renamed, so a stop at any moment loses the shard in progress only.
-    Returns the counts over all shards and what the precision changed, also written to ``data.json``. Raises DataError
-    when the prompts run out.
+    ``dtype`` is the precision of the generation; None: bf16 where that is faster, else fp32. Each shard is written
+    under a temporary name and renamed, so a stop at any moment loses the shard in progress only. Returns the counts
+    over all shards and what the precision changed, also written to ``data.json``; the token counts of all prompts,
+    answered or not, are written beside the shards. Raises DataError when the prompts run out.
     """
-    dtype = dtype_name(dtype)
+    dtype = dtype_name(dtype or ("bfloat16" if bf16_pays(target.model.device) else "float32"))
     out.mkdir(parents=True, exist_ok=True)
     queue = [(p, encode(target.tokenizer, p)) for p in interleave(prompts)]
+    write_prompt_counts(out, [ids for _, ids in queue], len(target.model.model.embed_tokens.weight))
     queue = [(p, ids) for p, ids in queue if len(ids) <= MAX_PROMPT]
     bulk = None
     number, total = 0, dict.fromkeys(("requests", "output_tokens", "looping", "kept_tokens"), 0)
@@ -75,7 +77,8 @@ def build(
             bar.n = total["kept_tokens"]
             bar.refresh()
             number += 1
-    report = total | {"dtype": dtype, "precision": precision(target, out)}
+    used = {_metadata(shard_path(out, n))["dtype"] for n in range(number)}
+    report = total | {"dtype": " and ".join(sorted(used)), "precision": precision(target, out)}
     (out / "data.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
 
@@ -138,10 +141,30 @@ def _write_shard(path: Path, part: list, answers: list[Generation], dtype: str, 
     os.replace(f"{path}.part", path)
 
 
+def write_prompt_counts(out: Path, prompts: list[list[int]], vocab: int) -> None:
+    """Writes how often every target id stands in the prompts, (V,), to a data folder."""
+    counts = torch.tensor(list(itertools.chain.from_iterable(prompts))).bincount(minlength=vocab)
+    save_file({"counts": counts}, out / "prompts.part")
+    os.replace(out / "prompts.part", out / "prompts.safetensors")
+
+
+def read_prompt_counts(out: Path) -> Tensor:
+    """How often every target id stands in the training prompts, (V,). Raises DataError when the data folder does not
+    tell."""
+    path = out / "prompts.safetensors"
+    if not path.is_file():
+        raise DataError(f"{path}: not there. Run `specsel train data` again; the answers that it finds are kept.")
+    return load_file(path)["counts"]
+
+
 def read_counts(path: Path) -> dict[str, int]:
     """Counts that a shard was written with."""
+    return json.loads(_metadata(path)["counts"])
+
+
+def _metadata(path: Path) -> dict[str, str]:
     with safe_open(str(path), "pt") as shard:
-        return json.loads(shard.metadata()["counts"])
+        return shard.metadata()
 
 
 def read_report(paths: list[Path]) -> dict:

@@ -35,13 +35,14 @@ class TrainConfig:
     loss: str = "soft"  # "soft": cross-entropy against the target's distribution; "hard": its choice; "lk"
     draft_vocab: int = 16384
     vocabulary: str = "kept"  # draft vocabulary of an earlier drafter: "kept", or "chosen" anew on these answers
+    counted: str = "all"  # prompts counted when it is chosen: "all" training prompts, or the "answered" ones
     draft_len: int = 9
     draft_steps: int = 4  # EAGLE-3: steps of the training-time test
     layers: int = 3  # DFlash: decoder layers
     anchors: int = 32  # DFlash: anchors per answer, drawn anew each time
     short_blocks: tuple[int, ...] = ()  # DFlash: sizes that the block grows through before it is whole, equally long
     short_until: float = 0.7  # DFlash: share of the steps with short blocks; more of them, for the same rows
-    slots: str = "decay"  # DFlash: weight exp(-(k - 1) / gamma) of slot k, or "pace"
+    slots: str = "pace"  # DFlash: weights by expected accepted length (D-PACE), or "decay": exp(-(k - 1) / gamma)
     gamma: float = 5.0
     eval_every: int = 300
     held_out: int = 48
@@ -64,7 +65,7 @@ def recipe(kind: str, *, further: bool = False, **changes: Any) -> TrainConfig:
 
 def recipe_of(log: dict[str, Any], **changes: Any) -> TrainConfig:
     """The recipe that a training log tells, with some settings changed."""
-    told = {"vocabulary": TrainConfig.vocabulary} | log["recipe"]  # older logs do not name it
+    told = {"vocabulary": "kept", "counted": "answered"} | log["recipe"]  # older logs do not name them
     base = {f.name: told[f.name] for f in fields(TrainConfig)}
     return TrainConfig(**base | {name: tuple(base[name]) for name in ("keep", "short_blocks")} | changes)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specsel.engine.data import Example, examples, read_report, shards
+from specsel.engine.data import Example, examples, read_prompt_counts, read_report, shards
 from specsel.engine.dflash import DFlash
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
@@ -30,31 +30,37 @@ from specsel.engine.start import (
     new_eagle,
     randomise,
 )
-from specsel.engine.target import Target, sha256_of
+from specsel.engine.target import Target, bf16_pays, sha256_of
 
 HELD_OUT_EVERY = 64
 """Every 64th answer is never trained on: the held-out set of the learning curve."""
 
 
 def draft_vocabulary(
-    paths: list[Path], size: int, vocab: int, eos_ids: tuple[int, ...], ids: Tensor | None = None
+    paths: list[Path],
+    size: int,
+    vocab: int,
+    eos_ids: tuple[int, ...],
+    ids: Tensor | None = None,
+    all_prompts: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """The ``size`` most frequent ids of the training answers, end ids included, sorted, or the given ``ids``; and the
     share of output tokens covered: of the "generated" answers, held-out ones aside, and of those "held_out".
 
-    Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt); ids that
-    never occur fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
+    Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt):
+    ``all_prompts`` (V,) counts those of all training prompts; None: those of the answered ones. Ids that never occur
+    fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
     """
-    prompts, outputs, test = torch.zeros(3, vocab)
+    answered, outputs, test = torch.zeros(3, vocab)
     for path in paths:
         for i, example in enumerate(examples(path)):
             prompt, output = example.tokens.tensor_split([example.n_prompt])
             if i % HELD_OUT_EVERY:
-                prompts += prompt.bincount(minlength=vocab)
+                answered += prompt.bincount(minlength=vocab)
                 outputs += output.bincount(minlength=vocab)
             else:
                 test += output.bincount(minlength=vocab)
-    counts = outputs + prompts / 4
+    counts = outputs + (answered if all_prompts is None else all_prompts) / 4
     counts[list(eos_ids)] = counts.max() + 1
     if ids is None:
         ids = counts.argsort(descending=True, stable=True)[:size].sort().values
@@ -125,6 +131,12 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     return made
 
 
+def flush_tiny_numbers() -> None:
+    """Lets numbers below the normal range of fp32 be 0, in this thread and in those started later: gradients are full
+    of them, and products with them took up to 80 times as long."""
+    torch.set_flush_denormal(True)
+
+
 def _new(
     kind: str, target: Target, paths: list[Path], config: TrainConfig, after: Path | None
 ) -> tuple[nn.Module, Tensor, dict]:
@@ -133,8 +145,11 @@ def _new(
         raise TrainError(f"start '{config.start}': name a drafter to go on from with start 'earlier', and only then.")
     torch.manual_seed(config.seed)
     model, known, earlier = earlier_drafter(kind, after) if after else (None, None, None)
-    embedding, kept = target.model.model.embed_tokens.weight, config.vocabulary == "kept"
-    ids, coverage = draft_vocabulary(paths, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None)
+    embedding, kept = target.model.model.embed_tokens.weight, config.vocabulary == "kept" and model is not None
+    counts = None if kept or config.counted == "answered" else read_prompt_counts(paths[0].parent)
+    ids, coverage = draft_vocabulary(
+        paths, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None, counts
+    )
     if model and not kept:
         model = exchange_vocabulary(model, ids, embedding)
     model = model or (new_eagle if kind == "eagle" else new_dflash)(target, ids, config)
@@ -159,7 +174,7 @@ def train_drafter(
     The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data
     hash, learning curve; the earlier training's own under "earlier", and tokens are counted on from it).
     """
-    paths, device = shards(data)[:n_shards], target.model.device
+    paths, device, low = shards(data)[:n_shards], target.model.device, bf16_pays(target.model.device)
     model, ids, told = _new(kind, target, paths, config, after)
     embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
@@ -169,7 +184,7 @@ def train_drafter(
         "kind": kind,
         "recipe": asdict(config),
         **told,
-        "dtype": "bf16 autocast",
+        "dtype": "bf16 autocast" if low else "float32",
         "target": target.sha256,
         "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
         "data_report": read_report(paths),
@@ -189,7 +204,7 @@ def train_drafter(
         batch = [_to(e, device) for e in stream.take(config.batch)]
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         model.train()
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=low):
             if kind == "eagle":
                 loss = eagle_loss(model, batch, embedding, inverse, config)
             else:
@@ -262,6 +277,8 @@ def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimize
     for optimizer, tensors in zip(optimizers, torch.load(state / "optimizer.pt", weights_only=True), strict=True):
         optimizer.load_state_dict(tensors)
     log["curve"] = saved["curve"]
+    if saved["dtype"] != log["dtype"]:
+        log["dtype"] = f"{saved['dtype']}, then {log['dtype']}"
     return saved["curve"][-1]["step"]
 
 

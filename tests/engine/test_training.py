@@ -34,6 +34,7 @@ TINY = TrainConfig(
     anchors=6,
     eval_every=2,
     held_out=2,
+    counted="answered",
 )
 
 
@@ -79,6 +80,37 @@ def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
     ids, coverage = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
     assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all()
     assert all(0 < share <= 1 for share in coverage.values()) and list(coverage) == ["generated", "held_out"]
+
+
+def test_prompts_without_an_answer_count_for_the_draft_vocabulary(target, answers, tmp_path):
+    """An id that stands in many prompts and in no answer is chosen once they count; a data folder that does not tell
+    them is refused, and a recipe from before counts the answered prompts alone."""
+    folder = shutil.copytree(answers, tmp_path / "data")
+    config = replace(TINY, counted="all", draft_vocab=30, steps=2)
+    with pytest.raises(data.DataError, match="train data"):
+        train_drafter("eagle", target, folder, tmp_path / "a", config, report=lambda point: None)
+    ids, _ = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
+    absent = min(set(range(VOCAB)) - set(ids.tolist()))
+    data.write_prompt_counts(folder, [[absent] * 900, [absent]], VOCAB)
+    assert data.read_prompt_counts(folder).nonzero().flatten().tolist() == [absent]
+    log = train_drafter("eagle", target, folder, tmp_path / "a", config, report=lambda point: None)
+    assert absent in earlier_drafter("eagle", tmp_path / "a")[1].tolist()
+    old = {name: value for name, value in log["recipe"].items() if name not in ("counted", "vocabulary")}
+    assert recipe_of(log).counted == "all" and recipe_of(log | {"recipe": old}).counted == "answered"
+
+
+def test_the_log_tells_the_precision_of_the_products(target, answers, tmp_path, monkeypatch):
+    """Both precisions train to the same curve within rounding; a training that changes it on the way says so."""
+    curves = {}
+    for low, told in ((True, "bf16 autocast"), (False, "float32")):
+        monkeypatch.setattr(train, "bf16_pays", lambda device, low=low: low)
+        log = train_drafter("dflash", target, answers, tmp_path / told, TINY, report=lambda point: None)
+        curves[told] = [point["loss"] for point in log["curve"]]
+        assert log["dtype"] == told
+    assert np.allclose(*curves.values(), rtol=0.02) and not np.array_equal(*curves.values())
+    monkeypatch.setattr(train, "bf16_pays", lambda device: True)
+    log = train_drafter("dflash", target, answers, tmp_path / "float32", TINY, report=lambda point: None)
+    assert log["dtype"] == "float32, then bf16 autocast"
 
 
 def test_soft_targets_are_distributions_over_the_draft_vocabulary(answers):
@@ -234,7 +266,7 @@ def test_a_further_training_may_choose_the_draft_vocabulary_anew(target, answers
     """At rate 0 the drafter differs in its vocabulary alone."""
     train_drafter(kind, target, answers, tmp_path / "a", TINY, report=lambda point: None)
     config = recipe(kind, further=True, **{k: getattr(TINY, k) for k in ("batch", "draft_len", "layers", "held_out")})
-    config = replace(config, rate=0.0, steps=1, eval_every=1, draft_vocab=80)
+    config = replace(config, rate=0.0, steps=1, eval_every=1, draft_vocab=80, counted="answered")
     log = train_drafter(kind, target, answers, tmp_path / "b", config, after=tmp_path / "a", report=lambda point: None)
     ids, coverage = train.draft_vocabulary(data.shards(answers), 80, VOCAB, EOS)
     assert log["coverage"] == coverage and log["recipe"]["vocabulary"] == "chosen"
