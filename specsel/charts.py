@@ -140,7 +140,9 @@ def dots(table: pd.DataFrame, *, label: str, value: str, title: str, axis: str, 
     if reference is not None:
         layers.insert(0, _dashed({"at": [float(reference)]}, x="at:Q"))
     if text:
-        beside = base.mark_text(align="left", dx=8, dy=-9, fontSize=11, color=INK)
+        right = f"scale('x', datum['{value}']) > width / 2"
+        beside = base.mark_text(align=alt.expr(f"{right} ? 'right' : 'left'"), dx=alt.expr(f"{right} ? -8 : 8"), dy=-9,
+                                fontSize=11, color=INK)
         layers.append(beside.encode(x=f"{value}:Q", text=f"{text}:N"))
     words = f"{title}. {axis}, with 95 % intervals. {say(table, [label], value, low, high, most=30)}."
     return _finish(alt.layer(*layers), title, words, note, height=max(80, 28 * table[label].nunique()))
@@ -231,10 +233,11 @@ def efficiency_bars(table: pd.DataFrame, *, value: str = "block_efficiency", axi
     return _finish(alt.layer(*layers), title, words, note, 260)
 
 
-def survival_curves(table: pd.DataFrame) -> alt.LayerChart:
-    """Share of blocks that accept at least k drafted tokens; columns arm, k, share, low, high."""
+def survival_curves(table: pd.DataFrame, *, of: str = "blocks") -> alt.LayerChart:
+    """Share of blocks (or ``of`` "positions") that accept at least k drafted tokens; columns arm, k, share, low,
+    high."""
     return lines(table, x="k", y="share", series="arm", title="How far drafts survive", whole_x=True, percent=True,
-                 x_axis="drafted tokens accepted, at least", y_axis="share of blocks")
+                 x_axis="drafted tokens accepted, at least", y_axis=f"share of {of}")
 
 
 def reliability_chart(table: pd.DataFrame) -> alt.LayerChart:

@@ -25,7 +25,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from specsel.charts import MIME
 from specsel.claims import Claim, cite, in_table, read_claims, render
-from specsel.tables import cells
+from specsel.tables import cells, rows_and_columns
 
 VEGA_LITE = "6.4"
 ASSETS = Path(__file__).parent / "assets"
@@ -78,9 +78,7 @@ class ClaimTable(SphinxDirective):
             return []
         for each in found.values():
             _note(self.env, notebook, each)
-        rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
-        by = {row: found[row, column].value for row, column in found if column == self.options.get("sort")}
-        rows.sort(key=lambda row: (by.get(row) is None, by.get(row)))
+        rows, columns = rows_and_columns(found, self.options.get("sort"))
         labels = ", ".join(sorted({f"[{each.label}]" for each in found.values()}))
         corner, spec = f"{self.options.get('corner', '')} {labels}".strip(), self.options.get("format", "")
         head = [_entry(nodes.Text(text)) for text in (corner, *(c.removeprefix("reported ") for c in columns))]

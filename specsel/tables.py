@@ -147,6 +147,14 @@ def cells(claims: Claims, *patterns: str) -> dict[tuple[str, str], Claim]:
     return found
 
 
+def rows_and_columns(found: dict[tuple[str, str], Claim], sort: str | None = None) -> tuple[list[str], list[str]]:
+    """Names of the rows and columns of ``cells``, in their order there; rows by the values of a column ``sort``, those
+    without one last."""
+    rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
+    by = {row: claim.value for (row, column), claim in found.items() if column == sort}
+    return sorted(rows, key=lambda row: (by.get(row) is None, by.get(row))), columns
+
+
 @dataclass(frozen=True)
 class Table:
     """Text in rows and columns that a notebook shows in full; the first column holds the row names."""
@@ -168,10 +176,10 @@ class Table:
         return self.frame.to_string(index=False)
 
 
-def grid(claims: Claims, *patterns: str, corner: str = "") -> Table:
-    """Claims as a table of text (see `cells`), their labels in the corner."""
+def grid(claims: Claims, *patterns: str, corner: str = "", sort: str | None = None) -> Table:
+    """Claims as a table of text (see `cells`), their labels in the corner, sorted as `rows_and_columns` does."""
     found = cells(claims, *patterns)
-    rows, columns = (list(dict.fromkeys(at[i] for at in found)) for i in (0, 1))
+    rows, columns = rows_and_columns(found, sort)
     labels = ", ".join(sorted({f"[{claim.label}]" for claim in found.values()}))
     text = {column: [_text(found.get((row, column))) for row in rows] for column in columns}
     return Table(pd.DataFrame({f"{corner} {labels}".strip(): rows} | text))
