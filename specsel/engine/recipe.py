@@ -23,11 +23,11 @@ class TrainConfig:
     the steps in ``keep`` are written beside the best ones, to measure selection against drafter quality.
     """
 
-    steps: int = 2100
+    steps: int = 3000
     batch: int = 4
     rate: float = 4e-3
     warm_up: float = 0.03
-    cool_down: float = 0.4
+    cool_down: float = 0.6
     clip: float = 1.0
     seed: int = 0
     optimizer: str = "muon"  # "muon" for the matrices of the layers and AdamW for the rest, or "adamw" for all
@@ -45,10 +45,14 @@ class TrainConfig:
     slots: str = "pace"  # DFlash: weights by expected accepted length (D-PACE), or "decay": exp(-(k - 1) / gamma)
     gamma: float = 5.0
     eval_every: int = 300
-    held_out: int = 48
+    split: str = "shard"  # held-out answers: those of the last "shard", or every 64th "answer"
+    held_out: int = 64  # held-out answers that a training is judged on
     patience: int = 4
     keep: tuple[int, ...] = ()
 
+
+BLOCKS = {"rate": 8e-3, "steps": 1600, "batch": 8, "eval_every": 160, "short_blocks": (3, 5)}
+"""What differs for DFlash: a step of the optimiser costs as much there as the gradient of four answers."""
 
 FURTHER = {"start": "earlier", "vocabulary": "chosen", "steps": 1500, "cool_down": 0.9}
 """What differs when a trained drafter is trained further; besides, half the rate and no short blocks."""
@@ -57,15 +61,15 @@ FURTHER = {"start": "earlier", "vocabulary": "chosen", "steps": 1500, "cool_down
 def recipe(kind: str, *, further: bool = False, **changes: Any) -> TrainConfig:
     """The recipe of one kind of drafter ("eagle" or "dflash"), for a new one or to train one ``further``, with some
     settings changed."""
-    base: dict[str, Any] = {"rate": 8e-3, "short_blocks": (3, 5)} if kind == "dflash" else {}
+    base: dict[str, Any] = BLOCKS if kind == "dflash" else {}
     if further:
-        base = FURTHER | {"rate": base.get("rate", TrainConfig().rate) / 2}
+        base = base | FURTHER | {"rate": base.get("rate", TrainConfig().rate) / 2, "short_blocks": ()}
     return TrainConfig(**base | changes)
 
 
 def recipe_of(log: dict[str, Any], **changes: Any) -> TrainConfig:
     """The recipe that a training log tells, with some settings changed."""
-    told = {"vocabulary": "kept", "counted": "answered"} | log["recipe"]  # older logs do not name them
+    told = {"vocabulary": "kept", "counted": "answered", "split": "answer"} | log["recipe"]  # not named in older logs
     base = {f.name: told[f.name] for f in fields(TrainConfig)}
     return TrainConfig(**base | {name: tuple(base[name]) for name in ("keep", "short_blocks")} | changes)
 

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,49 @@ from specsel.engine.start import (
 from specsel.engine.target import Target, bf16_pays, sha256_of
 
 HELD_OUT_EVERY = 64
-"""Every 64th answer is never trained on: the held-out set of the learning curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which answers of a data folder are trained on, and which are held out: those of the last shard, or every
+    ``every``-th one of each (0: whole shards).
+
+    A shard holds the same prompts whenever it is generated, so its answers stay unseen; the number of an answer in its
+    shard changes with the loops that are dropped before it.
+    """
+
+    training: list[Path]
+    test: list[Path]
+    every: int = 0
+
+    def answers(self, path: Path, *, held_out: bool = False) -> Iterator[Example]:
+        """The answers of a shard on one side of the split."""
+        for i, example in enumerate(examples(path)):
+            if not self.every or (i % self.every == 0) == held_out:
+                yield example
+
+    def held_out(self, n: int | None = None) -> Iterator[Example]:
+        """The first ``n`` held-out answers (None: all)."""
+        return itertools.islice((e for path in self.test for e in self.answers(path, held_out=True)), n)
+
+
+def split_of(paths: list[Path], how: str, earlier: dict[str, Any] | None = None) -> Split:
+    """The split that a recipe names; ``earlier``: log of a training that is gone on from. Raises TrainError when no
+    shard is left to train on, or when the earlier training knew the held-out shard."""
+    if how == "answer":
+        return Split(paths, paths, HELD_OUT_EVERY)
+    if len(paths) < 2:
+        raise TrainError(f"{paths[0].parent}: one shard alone; the last one is held out, so generate more answers.")
+    while earlier:
+        known = [entry["shard"] for entry in earlier["data"]]
+        if paths[-1].name in (known[:-1] if earlier["recipe"].get("split") == "shard" else known):
+            raise TrainError(f"{paths[-1]}: held out now, but an earlier training learned it; generate more answers.")
+        earlier = earlier.get("earlier")
+    return Split(paths[:-1], paths[-1:])
 
 
 def draft_vocabulary(
-    paths: list[Path],
+    split: Split,
     size: int,
     vocab: int,
     eos_ids: tuple[int, ...],
@@ -52,14 +90,13 @@ def draft_vocabulary(
     fill the rest from the lowest on: in a byte-pair vocabulary low ids are the early, frequent merges.
     """
     answered, outputs, test = torch.zeros(3, vocab)
-    for path in paths:
-        for i, example in enumerate(examples(path)):
+    for path in split.training:
+        for example in split.answers(path):
             prompt, output = example.tokens.tensor_split([example.n_prompt])
-            if i % HELD_OUT_EVERY:
-                answered += prompt.bincount(minlength=vocab)
-                outputs += output.bincount(minlength=vocab)
-            else:
-                test += output.bincount(minlength=vocab)
+            answered += prompt.bincount(minlength=vocab)
+            outputs += output.bincount(minlength=vocab)
+    for example in split.held_out():
+        test += example.tokens[example.n_prompt :].bincount(minlength=vocab)
     counts = outputs + (answered if all_prompts is None else all_prompts) / 4
     counts[list(eos_ids)] = counts.max() + 1
     if ids is None:
@@ -91,8 +128,8 @@ class _Stream:
     """Training answers in an order that ``seed`` and the number of answers taken so far determine: shard after shard,
     shuffled inside."""
 
-    def __init__(self, paths: list[Path], seed: int, taken: int = 0) -> None:
-        self.paths, self.seed, self.taken = paths, seed, 0
+    def __init__(self, split: Split, seed: int, taken: int = 0) -> None:
+        self.split, self.seed, self.taken = split, seed, 0
         self._iterator = self._answers()
         for _ in range(taken):
             next(self._iterator)
@@ -100,21 +137,14 @@ class _Stream:
 
     def _answers(self) -> Iterator[Example]:
         for epoch in itertools.count():
-            for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.paths)):
-                kept = [e for i, e in enumerate(examples(self.paths[index])) if i % HELD_OUT_EVERY]
+            for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.split.training)):
+                kept = list(self.split.answers(self.split.training[index]))
                 for i in np.random.default_rng([self.seed, epoch, index]).permutation(len(kept)):
                     yield kept[i]
 
     def take(self, n: int) -> list[Example]:
         self.taken += n
         return [next(self._iterator) for _ in range(n)]
-
-
-def held_out(paths: list[Path], n: int) -> list[Example]:
-    """The first ``n`` held-out answers."""
-    return list(
-        itertools.islice((e for path in paths for i, e in enumerate(examples(path)) if i % HELD_OUT_EVERY == 0), n)
-    )
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -139,21 +169,24 @@ def flush_tiny_numbers() -> None:
 
 def _new(
     kind: str, target: Target, paths: list[Path], config: TrainConfig, after: Path | None
-) -> tuple[nn.Module, Tensor, dict]:
-    """The drafter that a training starts with, its draft vocabulary, and what the training's log says of both."""
+) -> tuple[nn.Module, Tensor, Split, dict]:
+    """The drafter that a training starts with, its draft vocabulary, the split of its answers, and what the training's
+    log says of both."""
     if (config.start == "earlier") != (after is not None):
         raise TrainError(f"start '{config.start}': name a drafter to go on from with start 'earlier', and only then.")
     torch.manual_seed(config.seed)
     model, known, earlier = earlier_drafter(kind, after) if after else (None, None, None)
+    split = split_of(paths, config.split, earlier)
     embedding, kept = target.model.model.embed_tokens.weight, config.vocabulary == "kept" and model is not None
     counts = None if kept or config.counted == "answered" else read_prompt_counts(paths[0].parent)
     ids, coverage = draft_vocabulary(
-        paths, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None, counts
+        split, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None, counts
     )
     if model and not kept:
         model = exchange_vocabulary(model, ids, embedding)
     model = model or (new_eagle if kind == "eagle" else new_dflash)(target, ids, config)
-    return model.to(target.model.device), ids, {"coverage": coverage} | ({"earlier": earlier} if earlier else {})
+    told = {"coverage": coverage} | ({"earlier": earlier} if earlier else {})
+    return model.to(target.model.device), ids, split, told
 
 
 def train_drafter(
@@ -175,7 +208,7 @@ def train_drafter(
     hash, learning curve; the earlier training's own under "earlier", and tokens are counted on from it).
     """
     paths, device, low = shards(data)[:n_shards], target.model.device, bf16_pays(target.model.device)
-    model, ids, told = _new(kind, target, paths, config, after)
+    model, ids, split, told = _new(kind, target, paths, config, after)
     embedding, head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
@@ -193,7 +226,7 @@ def train_drafter(
     first = _resume(out / "state", model, optimizers, log)
     if config.keep and not first:
         _write_weights(out / "checkpoints" / "random", randomise(copy.deepcopy(model), config.seed))
-    stream, test = _Stream(paths, config.seed, first * config.batch), held_out(paths, config.held_out)
+    stream, test = _Stream(split, config.seed, first * config.batch), list(split.held_out(config.held_out))
     seen = log["curve"] or log.get("earlier", {}).get("curve")
     started, losses, tokens = time.monotonic(), [], (seen[-1]["tokens"] if seen else 0)
     for step in range(first, config.steps):

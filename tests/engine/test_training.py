@@ -21,7 +21,7 @@ from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
 from specsel.engine.recipe import TrainConfig, TrainError, recipe, recipe_of, training_log
 from specsel.engine.start import earlier_drafter, exchange_vocabulary
-from specsel.engine.train import repeat_training, train_drafter
+from specsel.engine.train import repeat_training, split_of, train_drafter
 
 TINY = TrainConfig(
     steps=6,
@@ -35,6 +35,7 @@ TINY = TrainConfig(
     eval_every=2,
     held_out=2,
     counted="answered",
+    split="answer",
 )
 
 
@@ -77,7 +78,7 @@ def test_precision_counts_the_choices_that_the_full_precision_would_change(targe
 
 
 def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
-    ids, coverage = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
+    ids, coverage = train.draft_vocabulary(split_of(data.shards(answers), "answer"), 30, VOCAB, EOS)
     assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all()
     assert all(0 < share <= 1 for share in coverage.values()) and list(coverage) == ["generated", "held_out"]
 
@@ -89,7 +90,7 @@ def test_prompts_without_an_answer_count_for_the_draft_vocabulary(target, answer
     config = replace(TINY, counted="all", draft_vocab=30, steps=2)
     with pytest.raises(data.DataError, match="train data"):
         train_drafter("eagle", target, folder, tmp_path / "a", config, report=lambda point: None)
-    ids, _ = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
+    ids, _ = train.draft_vocabulary(split_of(data.shards(answers), "answer"), 30, VOCAB, EOS)
     absent = min(set(range(VOCAB)) - set(ids.tolist()))
     data.write_prompt_counts(folder, [[absent] * 900, [absent]], VOCAB)
     assert data.read_prompt_counts(folder).nonzero().flatten().tolist() == [absent]
@@ -97,6 +98,28 @@ def test_prompts_without_an_answer_count_for_the_draft_vocabulary(target, answer
     assert absent in earlier_drafter("eagle", tmp_path / "a")[1].tolist()
     old = {name: value for name, value in log["recipe"].items() if name not in ("counted", "vocabulary")}
     assert recipe_of(log).counted == "all" and recipe_of(log | {"recipe": old}).counted == "answered"
+
+
+def test_the_last_shard_is_held_out(target, answers, tmp_path):
+    """Its answers are judged and never trained on; one shard alone, or a shard that an earlier training learned, is
+    refused by name."""
+    folder = shutil.copytree(answers, tmp_path / "data")
+    config = replace(TINY, split="shard", held_out=3)
+    with pytest.raises(TrainError, match="one shard alone"):
+        train_drafter("eagle", target, folder, tmp_path / "a", config, report=lambda point: None)
+    shutil.copy(data.shard_path(folder, 0), data.shard_path(folder, 1))
+    found = [e.tokens.tolist() for e in data.examples(data.shard_path(answers, 0))]
+    split = split_of(data.shards(folder), "shard")
+    assert [path.name for path in split.training] == ["shard_000.safetensors"]
+    assert [e.tokens.tolist() for e in split.answers(split.training[0])] == found
+    assert [e.tokens.tolist() for e in split.held_out(3)] == found[:3]
+    log = train_drafter("eagle", target, folder, tmp_path / "a", config, report=lambda point: None)
+    assert log["curve"][0]["answers"]["emitted"] == [len(e.lse) - 1 for e in split.held_out(3)]
+    further = replace(config, start="earlier")
+    train_drafter("eagle", target, folder, tmp_path / "b", further, after=tmp_path / "a", report=lambda point: None)
+    train_drafter("eagle", target, folder, tmp_path / "c", replace(TINY, steps=2), report=lambda point: None)
+    with pytest.raises(TrainError, match="an earlier training learned it"):
+        train_drafter("eagle", target, folder, tmp_path / "d", further, after=tmp_path / "c", report=lambda point: None)
 
 
 def test_the_log_tells_the_precision_of_the_products(target, answers, tmp_path, monkeypatch):
@@ -115,7 +138,7 @@ def test_the_log_tells_the_precision_of_the_products(target, answers, tmp_path, 
 
 def test_soft_targets_are_distributions_over_the_draft_vocabulary(answers):
     e = next(iter(data.examples(data.shard_path(answers, 0))))
-    ids, _ = train.draft_vocabulary(data.shards(answers), 30, VOCAB, EOS)
+    ids, _ = train.draft_vocabulary(split_of(data.shards(answers), "answer"), 30, VOCAB, EOS)
     draft_ids, p, mask = losses.soft_targets(e, start.inverse_vocabulary(ids, VOCAB))
     assert draft_ids.max() < 30 and torch.allclose(p.sum(-1)[mask], torch.ones(int(mask.sum())), atol=1e-5)
     assert (mask == torch.isin(e.tokens[e.n_prompt :], ids)).all()
@@ -251,7 +274,7 @@ def test_a_trained_drafter_is_trained_further(target, answers, tmp_path, kind):
     log; at rate 0 it stays as it is."""
     first = train_drafter(kind, target, answers, tmp_path / "a", TINY, report=lambda point: None)
     config = recipe(kind, further=True, **{k: getattr(TINY, k) for k in ("batch", "draft_len", "layers", "held_out")})
-    config = replace(config, rate=0.0, steps=2, eval_every=1, draft_vocab=7, vocabulary="kept")
+    config = replace(config, rate=0.0, steps=2, eval_every=1, draft_vocab=7, vocabulary="kept", split="answer")
     log = train_drafter(kind, target, answers, tmp_path / "b", config, after=tmp_path / "a", report=lambda point: None)
     for name, tensor in load_file(tmp_path / "a" / "model.safetensors").items():
         assert torch.equal(load_file(tmp_path / "b" / "model.safetensors")[name], tensor), name
@@ -266,9 +289,9 @@ def test_a_further_training_may_choose_the_draft_vocabulary_anew(target, answers
     """At rate 0 the drafter differs in its vocabulary alone."""
     train_drafter(kind, target, answers, tmp_path / "a", TINY, report=lambda point: None)
     config = recipe(kind, further=True, **{k: getattr(TINY, k) for k in ("batch", "draft_len", "layers", "held_out")})
-    config = replace(config, rate=0.0, steps=1, eval_every=1, draft_vocab=80, counted="answered")
+    config = replace(config, rate=0.0, steps=1, eval_every=1, draft_vocab=80, counted="answered", split="answer")
     log = train_drafter(kind, target, answers, tmp_path / "b", config, after=tmp_path / "a", report=lambda point: None)
-    ids, coverage = train.draft_vocabulary(data.shards(answers), 80, VOCAB, EOS)
+    ids, coverage = train.draft_vocabulary(split_of(data.shards(answers), "answer"), 80, VOCAB, EOS)
     assert log["coverage"] == coverage and log["recipe"]["vocabulary"] == "chosen"
     old, new = (earlier_drafter(kind, tmp_path / name)[0].state_dict() for name in "ab")
     assert torch.equal(earlier_drafter(kind, tmp_path / "b")[1], ids)
