@@ -15,6 +15,7 @@ import typer
 Target = Annotated[str | None, typer.Option(help="embedded target (default), a folder, or a hub model")]
 Revision = Annotated[str | None, typer.Option(help="pinned revision of a hub model")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps")]
+TrainDevice = Annotated[str | None, typer.Option(help="cpu, cuda, mps (default: cuda where there is one, else cpu)")]
 Dtype = Annotated[
     str, typer.Option(help="precision of the target; equality with plain decoding is claimed for float32 only")
 ]
@@ -56,7 +57,7 @@ def train_data(
     prompts: Prompts = None,
     target: Target = None,
     revision: Revision = None,
-    device: Device = "cpu",
+    device: TrainDevice = None,
     dtype: Annotated[str | None, typer.Option(help="precision of generation (default: the faster one)")] = None,
 ) -> None:
     """Let the target answer the training prompts: what drafters are trained on.
@@ -65,7 +66,8 @@ def train_data(
     """
     from specsel import engine
 
-    print(engine.build(_target(target, revision, device, "float32"), out, tokens=tokens, prompts=prompts, dtype=dtype))
+    loaded = _target(target, revision, device or engine.best_device(), "float32")
+    print(engine.build(loaded, out, tokens=tokens, prompts=prompts, dtype=dtype))
 
 
 def train_overlap(
@@ -96,7 +98,7 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         after: Annotated[Path | None, typer.Option(help="drafter folder to go on from: train it further")] = None,
         target: Target = None,
         revision: Revision = None,
-        device: Device = "cpu",
+        device: TrainDevice = None,
         dtype: Dtype = "float32",
     ) -> None:
         from specsel import engine
@@ -104,7 +106,7 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         if resume and after:
             raise typer.BadParameter("--resume repeats the trainings of a folder, --after trains it further: give one.")
         engine.flush_tiny_numbers()
-        loaded = _target(target, revision, device, dtype)
+        loaded = _target(target, revision, device or engine.best_device(), dtype)
         changes = _given(steps=steps, seed=seed)
         if resume:
             told = engine.training_log(kind, resume)

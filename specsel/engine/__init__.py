@@ -14,6 +14,7 @@ _HOMES = {
     "PoolConfig": "pool",
     "TimingConfig": "timing",
     "TrainConfig": "recipe",
+    "best_device": "target",
     "build": "data",
     "check_engine": "equality",
     "collect": "harness",

@@ -126,5 +126,8 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.02, generator=generator) if parameter.ndim > 1 else parameter.fill_(1.0)
+            if parameter.ndim > 1:
+                parameter.copy_(torch.empty(parameter.shape).normal_(std=0.02, generator=generator))
+            else:
+                parameter.fill_(1.0)
     return model

@@ -131,6 +131,11 @@ def dtype_name(name: str) -> str:
     return full
 
 
+def best_device() -> str:
+    """The device to train on: a CUDA card where there is one, else the processor."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def bf16_pays(device: torch.device) -> bool:
     """Whether products in bf16 are faster than in fp32: on an accelerator, and on a processor with matrix tiles (AMX);
     where a processor has bf16 vectors only, they took twice the time."""

@@ -21,6 +21,7 @@ from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
 from specsel.engine.recipe import TrainConfig, TrainError, recipe, recipe_of, training_log
 from specsel.engine.start import earlier_drafter, exchange_vocabulary
+from specsel.engine.target import best_device, bf16_pays
 from specsel.engine.train import repeat_training, split_of, train_drafter
 
 TINY = TrainConfig(
@@ -120,6 +121,15 @@ def test_the_last_shard_is_held_out(target, answers, tmp_path):
     train_drafter("eagle", target, folder, tmp_path / "c", replace(TINY, steps=2), report=lambda point: None)
     with pytest.raises(TrainError, match="an earlier training learned it"):
         train_drafter("eagle", target, folder, tmp_path / "d", further, after=tmp_path / "c", report=lambda point: None)
+
+
+def test_a_training_takes_the_cuda_card_where_there_is_one(monkeypatch):
+    """And bf16 on it, and on a processor with matrix tiles; elsewhere fp32."""
+    for card in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda card=card: card)
+        assert best_device() == ("cuda" if card else "cpu")
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda card=card: {"amx_bf16": card})
+        assert bf16_pays(torch.device("cpu")) is card and bf16_pays(torch.device("cuda"))
 
 
 def test_the_log_tells_the_precision_of_the_products(target, answers, tmp_path, monkeypatch):
