@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.records import SpecselError
+from specsel.records import SpecselError, readable
 
 
 class CostError(SpecselError):
@@ -243,10 +243,8 @@ def load_costs(run: str | Path) -> Costs | None:
     path = Path(run) / "timings.json"
     if not path.is_file():
         return None
-    try:
+    with readable(path, f"run `specsel time {run}` again", CostError):
         return read_costs(json.loads(path.read_text("utf-8")))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise CostError(f"{path}: is no timings file ({error}); run `specsel time {run}` again") from None
 
 
 def _check_gain(gap: float, capture: float, rate: float) -> None:

@@ -19,7 +19,7 @@ from scipy.stats import binomtest
 
 from specsel.breakeven import break_even_rhos
 from specsel.claims import Claim
-from specsel.log import BlockLog, PositionLog, SpecselError, block_view, write_bytes_atomically
+from specsel.log import BlockLog, PositionLog, SpecselError, block_view, readable, write_bytes_atomically
 from specsel.redraft import capture, oracle_gap, redraft_rate, redraft_sums, skill, token_gain
 from specsel.replay import fixed
 from specsel.simulation import Model, expected_over_blocks, simulate_positions, true_oracle_gap
@@ -148,13 +148,10 @@ def read_study(path: str | Path = FILE) -> tuple[pd.DataFrame, dict[str, Any]]:
     Columns: quantity, unit, requests, method, truth, width, held, corpora, coverage, low, high. Raises SpecselError
     when the file is not what `save` wrote.
     """
-    try:
+    with readable(path, "make the coverage study with `python -m specsel.coverage`", SpecselError):
         study = json.loads(Path(path).read_text("utf-8"))
         if study.pop("sha256") != _digest(study):
             raise ValueError("its hash does not match its content")
-    except (OSError, ValueError, KeyError) as error:
-        raise SpecselError(f"{path}: is no stored coverage study ({error}); make it with "
-                           "`python -m specsel.coverage`") from None
     table = pd.DataFrame(study.pop("rows"))
     table = table.assign(held=[sum(held) for held in table["held"]], corpora=study["corpora"])
     limits = [binomtest(h, study["corpora"]).proportion_ci(study["level"]) for h in table["held"]]

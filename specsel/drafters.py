@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.log import LogError, PositionLog, drafter_sha256
+from specsel.log import LogError, PositionLog, drafter_sha256, readable
 from specsel.statistics import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
+
+HELD_OUT = {"shard": "the last shard's", "answer": "every 64th"}
+"""Held-out answers by the split that a recipe names; recipes from before there was a choice hold out every 64th."""
 
 LENGTH = ("steps", "eval_every")
 """Settings that say how long a training is, not how: trainings are compared at the same number of tokens seen."""
@@ -78,6 +81,36 @@ def still_rising(folders: Iterable[str | Path], *, rng: np.random.Generator, n_r
     return " ".join(words)
 
 
+def repetition(
+    folder: str | Path, again: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000
+) -> str:
+    """One sentence: does the training of the folder ``again``, by the same recipe, end where that of ``folder`` ended?
+    It does when its last point lies in the interval of the other's."""
+    told, repeated = training_log(folder), training_log(again)
+    n, of = len(repeated["curve"]), len(told["curve"])
+    if n != of:
+        return f"The repetition of {told['kind']}'s training has {n} of {of} points."
+    end = learning_curves([folder], rng=rng, n_resamples=n_resamples).iloc[-1]
+    value, files = repeated["curve"][-1]["block_efficiency"], {entry["sha256"] for entry in told["data"]}
+    same = sum(entry["sha256"] in files for entry in repeated["data"])
+    return (
+        f"The repetition of {told['kind']}'s training ends at {value:.3f} tokens per block, "
+        f"{'inside' if end.low <= value <= end.high else 'outside'} the interval of the training itself "
+        f"({end.block_efficiency:.3f} [{end.low:.3f}, {end.high:.3f}]); {same} of its {len(repeated['data'])} files of "
+        "answers are the same bytes."
+    )
+
+
+def repetitions(folders: Iterable[str | Path], *, rng: np.random.Generator, n_resamples: int = 2_000) -> str:
+    """A sentence per drafter folder on the repetition of its training that its folder "repeated" tells, if one does."""
+    return " ".join(
+        repetition(folder, again, rng=rng, n_resamples=n_resamples)
+        if (again := Path(folder) / "repeated").is_dir()
+        else f"No repetition of {training_log(folder)['kind']}'s training is recorded."
+        for folder in folders
+    )
+
+
 def _moved(change: Estimate) -> str:
     if change.low is None or change.high is None:
         return "is one point, too few to say more"
@@ -95,16 +128,17 @@ def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2
     tried less that of the other, on the same held-out answers, with the interval of the paired bootstrap over answers.
     """
     rows = []
-    for pair in _json(Path(path)):
-        tried, other = pair["tried"], pair["instead_of"]
-        found = _compare(other["point"], tried["point"], rng=rng, n_resamples=n_resamples)
-        name = ", ".join(
-            f"{setting.replace('_', ' ')} {_setting(value)} instead of {_setting(other['recipe'][setting])}"
-            for setting, value in tried["recipe"].items()
-            if value != other["recipe"][setting] and setting not in LENGTH
-        )
-        shown = {"arm": pair["arm"], "variant": name, "tokens": tried["point"]["tokens"], "difference": found.value}
-        rows.append(shown | {"low": found.low, "high": found.high, "answers": found.n})
+    with readable(path, "write pairs of trainings, each with recipe and point"):
+        for pair in json.loads(Path(path).read_text(encoding="utf-8")):
+            tried, other = pair["tried"], pair["instead_of"]
+            found = _compare(other["point"], tried["point"], rng=rng, n_resamples=n_resamples)
+            name = ", ".join(
+                f"{setting.replace('_', ' ')} {_setting(value)} instead of {_setting(other['recipe'][setting])}"
+                for setting, value in tried["recipe"].items()
+                if value != other["recipe"][setting] and setting not in LENGTH
+            )
+            shown = {"arm": pair["arm"], "variant": name, "tokens": tried["point"]["tokens"], "difference": found.value}
+            rows.append(shown | {"low": found.low, "high": found.high, "answers": found.n})
     return pd.DataFrame(rows)
 
 
@@ -142,30 +176,36 @@ def training_facts(folders: Iterable[str | Path]) -> pd.DataFrame:
     """What each training was made of, one column per drafter: recipe, data, vocabulary."""
     columns = {}
     for folder in folders:
-        log = training_log(folder)
-        recipe, report = log["recipe"], log["data_report"]
-        precision = report.get("precision", {})
-        columns[log["kind"]] = {
-            "generated tokens": f"{report['output_tokens']:,}",
-            "of these kept, loops dropped": f"{report['kept_tokens']:,}",
-            "answers": f"{report['requests']:,}",
-            "looping answers": f"{report['looping']:,}",
-            "precision of the generation": report.get("dtype", "not recorded"),
-            "greedy choices that it changed": f"{precision['changed_share']:.2%}" if precision else "not measured",
-            "draft vocabulary": f"{recipe['draft_vocab']:,}",
-            "generated tokens in it": f"{log['coverage']['generated']:.2%}",
-            "held-out tokens in it": f"{log['coverage']['held_out']:.2%}",
-            "goes on from": _origin(log.get("earlier")),
-            "steps": f"{log['curve'][-1]['step']:,}, the best at {log['best_step']:,}",
-            "learning rate": f"{recipe['rate']:g}",
-            "answers a step": recipe["batch"],
-            "optimiser": recipe["optimizer"],
-            "loss": recipe["loss"],
-            "weights of the slots": recipe["slots"] if log["kind"] == "dflash" else "",
-            "precision of the products": log["dtype"],
-            "start": recipe["start"],
-        }
+        with readable(Path(folder) / "training.json", "train the drafter again"):
+            log = training_log(folder)
+            columns[log["kind"]] = _facts(log)
     return pd.DataFrame(columns).rename_axis("fact").reset_index()
+
+
+def _facts(log: dict[str, Any]) -> dict[str, Any]:
+    recipe, report = log["recipe"], log["data_report"]
+    precision = report.get("precision", {})
+    return {
+        "generated tokens": f"{report['output_tokens']:,}",
+        "of these kept, loops dropped": f"{report['kept_tokens']:,}",
+        "answers": f"{report['requests']:,}",
+        "looping answers": f"{report['looping']:,}",
+        "precision of the generation": report.get("dtype", "not recorded"),
+        "greedy choices that it changed": f"{precision['changed_share']:.2%}" if precision else "not measured",
+        "draft vocabulary": f"{recipe['draft_vocab']:,}",
+        "training tokens in it": f"{log['coverage']['generated']:.2%}",
+        "held-out tokens in it": f"{log['coverage']['held_out']:.2%}",
+        "held-out answers": HELD_OUT[recipe.get("split", "answer")],
+        "goes on from": _origin(log.get("earlier")),
+        "steps": f"{log['curve'][-1]['step']:,}, the best at {log['best_step']:,}",
+        "learning rate": f"{recipe['rate']:g}",
+        "answers a step": recipe["batch"],
+        "optimiser": recipe["optimizer"],
+        "loss": recipe["loss"],
+        "weights of the slots": recipe["slots"] if log["kind"] == "dflash" else "",
+        "precision of the products": log["dtype"],
+        "start": recipe["start"],
+    }
 
 
 def _origin(earlier: dict[str, Any] | None) -> str:
@@ -192,7 +232,10 @@ def same_weights(log: PositionLog, folders: Iterable[str | Path]) -> str:
 def overlap(path: str | Path) -> pd.DataFrame:
     """Evaluation prompts that stand among the training prompts: workload, prompts, training_prompts, exact, near,
     largest_share; the file of `specsel train overlap`."""
-    return pd.DataFrame(_json(Path(path))["workloads"])
+    names = ["workload", "prompts", "training_prompts", "exact", "near", "largest_share"]
+    with readable(path, "make it with `specsel train overlap`"):
+        table = pd.DataFrame(json.loads(Path(path).read_text(encoding="utf-8"))["workloads"])[names]
+        return table.astype(dict.fromkeys(names[1:-1], int) | {"largest_share": float})
 
 
 def told(table: pd.DataFrame) -> str:
@@ -209,19 +252,18 @@ def told(table: pd.DataFrame) -> str:
 
 def training_log(folder: str | Path) -> dict[str, Any]:
     """The log that a training wrote beside its weights, its curve after that of the training that it went on from;
-    raises LogError naming the file when there is none."""
-    log = _json(Path(folder) / "training.json")
-    return log | {"curve": _curve(log)}
+    raises LogError naming the file when there is none, or no curve in it."""
+    path = Path(folder) / "training.json"
+    with readable(path, "give the folder of a trained drafter"):
+        log = json.loads(path.read_text(encoding="utf-8"))
+        curve = _curve(log)
+        for point in curve:
+            numbers = [point[name] for name in ("step", "tokens", "loss", "first_token", "block_efficiency")]
+            answers = np.array([point["answers"][name] for name in ("emitted", "blocks")], float)
+            if not (np.isfinite(numbers).all() and np.isfinite(answers).all()):
+                raise ValueError("a point of the curve holds nan or infinity")
+        return log | {"kind": str(log["kind"]), "curve": curve}
 
 
 def _curve(log: dict[str, Any]) -> list[dict[str, Any]]:
     return (_curve(log["earlier"]) if "earlier" in log else []) + log["curve"]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise LogError(f"{path}: no such file; give the folder of a trained drafter.") from error
-    except ValueError as error:
-        raise LogError(f"{path}: not JSON ({error}); train the drafter again.") from error

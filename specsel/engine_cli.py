@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+
+from specsel.drafters import repetition, still_rising
 
 Target = Annotated[str | None, typer.Option(help="embedded target (default), a folder, or a hub model")]
 Revision = Annotated[str | None, typer.Option(help="pinned revision of a hub model")]
@@ -110,16 +113,27 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         changes = _given(steps=steps, seed=seed)
         if resume:
             told = engine.training_log(kind, resume)
-            print(engine.repeat_training(kind, loaded, data, out, told, **changes))
+            engine.repeat_training(kind, loaded, data, out, told, report=_tell, **changes)
         else:
             recipe = engine.recipe(kind, further=after is not None, **changes)
-            print(engine.train_drafter(kind, loaded, data, out, recipe, after=after))
+            engine.train_drafter(kind, loaded, data, out, recipe, after=after, report=_tell)
+        rng = np.random.default_rng(0)
+        print(repetition(resume, out, rng=rng) if resume else still_rising([out], rng=rng))
 
     command.__doc__ = f"""Train the {what} on the target's own answers; a stopped training goes on where it was.
 
     Example: specsel train {kind} --data _build/train
     """
     return command
+
+
+def _tell(point: dict[str, Any]) -> None:
+    """One line of progress of a training."""
+    print(
+        f"step {point['step']:,}: {point['block_efficiency']:.3f} tokens per block, first token "
+        f"{point['first_token']:.1%}, loss {point['loss']:.2f}, after {point['seconds'] / 60:.0f} min",
+        flush=True,
+    )
 
 
 def collect(

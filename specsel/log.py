@@ -29,13 +29,14 @@ from specsel.records import (
     file_entry,
     gzip_bytes,
     read_text,
+    readable,
     sha256_of,
     write_bytes_atomically,
 )
 
 __all__ = ["STATS", "CONTEXT", "SpecselError", "LogError", "LogWarning", "Fault", "PositionLog", "BlockLog", "read_log",
            "write_log", "block_view", "validate", "summary", "convert", "require_complete", "encode_row", "file_entry",
-           "write_bytes_atomically"]
+           "readable", "write_bytes_atomically"]
 
 
 class LogWarning(UserWarning):
@@ -194,7 +195,8 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
     """
     log, faults, repeats = _read(path, verify)
     if faults:
-        more = f" ({len(faults) - 1} more faults: `specsel log validate` names them all)" if len(faults) > 1 else ""
+        n = len(faults) - 1
+        more = f" ({n} more fault{'s' * (n > 1)}: `specsel log validate` names them all)" if n else ""
         raise LogError(f"{faults[0]}{more}")
     if repeats:
         warnings.warn(f"{len(repeats)} identical repeats of a line were read once, the first: {repeats[0]}",

@@ -7,6 +7,7 @@ blocks may be seen; nothing else is looked at. Not handled here: how well a sele
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from specsel.log import STATS, BlockLog, SpecselError, write_bytes_atomically
+from specsel.log import STATS, BlockLog, SpecselError, readable, write_bytes_atomically
 from specsel.redraft import first_arm, gains
 
 EVERY = slice(None)
@@ -72,20 +73,28 @@ class Selector:
                           allow_nan=False)
         write_bytes_atomically(path, text.encode() + b"\n")
 
+    def _check(self) -> None:
+        """Raises ValueError where the numbers do not fit the features, or the arms the dominant one."""
+        n = len(self.features)
+        for name, size in (("fill", n), ("center", 2 * n), ("scale", 2 * n), ("weights", 2 * n)):
+            values = np.array(getattr(self, name))
+            if values.shape != (size,) or values.dtype.kind not in "fi" or not np.isfinite(values).all():
+                raise ValueError(f"'{name}' must hold {size} numbers")
+        if not math.isfinite(self.intercept + self.threshold) or 0 in self.scale or self.dominant not in self.arms:
+            raise ValueError("'intercept', 'threshold', 'scale' or 'dominant' is not one of a fitted selector")
+
     @classmethod
     def load(cls, path: str | Path, *, arms: Sequence[str] | None = None, draft_len: int | None = None,
              features: Sequence[str] | None = None) -> Selector:
         """Read a selector; refuses another pool, draft length or feature set than the one given, by name."""
-        try:
+        with readable(path, "make a selector with `specsel selector fit`", SpecselError):
             data = json.loads(Path(path).read_text("utf-8"))
             kind = data.pop("kind", None), data.pop("schema", None)
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise SpecselError(f"{path}: is no readable selector ({error}); "
-                               "make one with `specsel selector fit`") from None
-        data.pop("criterion", None)
-        if kind != ("redraft selector", 1) or set(data) != set(cls.__dataclass_fields__):
-            raise SpecselError(f"{path}: is no redraft selector of schema 1; make one with `specsel selector fit`")
-        made = cls(**{key: _tuples(value) for key, value in data.items()})
+            data.pop("criterion", None)
+            if kind != ("redraft selector", 1) or set(data) != set(cls.__dataclass_fields__):
+                raise ValueError("it is no redraft selector of schema 1")
+            made = cls(**{key: _tuples(value) for key, value in data.items()})
+            made._check()
         for name, wanted in (("arms", arms), ("draft_len", draft_len), ("features", features)):
             found = getattr(made, name)
             if wanted is not None and found != _tuples(wanted):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.log import LogError, PositionLog
+from specsel.log import LogError, PositionLog, readable
 from specsel.replay import fixed
 from specsel.statistics import bootstrap_many, ratio, request_sums
 from specsel.tuning import split_requests
@@ -219,20 +219,17 @@ def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
     columns = ["arm", "requests", "equal", "blocks", "differences", "largest_margin"]
     if not path.is_file():
         return pd.DataFrame(columns=columns)
-    found = json.loads(path.read_text("utf-8"))
-    if found.get("log_sha256") != log.sha256:
-        raise LogError(f"{path}: field 'log_sha256' belongs to another log; run the engine check again on this run")
-    return pd.DataFrame(
-        [
+    with readable(path, "run the engine check again (`specsel collect --check all`)"):
+        found = json.loads(path.read_text("utf-8"))
+        rows = [
             {
                 "arm": arm,
-                "requests": c["requests"],
-                "equal": c["equal"],
-                "blocks": c["blocks"],
+                **{name: int(c[name]) for name in ("requests", "equal", "blocks")},
                 "differences": len(c["differences"]),
-                "largest_margin": max((d["margin"] for d in c["differences"]), default=None),
+                "largest_margin": max((float(d["margin"]) for d in c["differences"]), default=None),
             }
             for arm, c in found["arms"].items()
-        ],
-        columns=columns,
-    )
+        ]
+    if found.get("log_sha256") != log.sha256:
+        raise LogError(f"{path}: field 'log_sha256' belongs to another log; run the engine check again on this run")
+    return pd.DataFrame(rows, columns=columns)

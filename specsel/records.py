@@ -6,6 +6,7 @@ how much of it the target accepted. Not handled here: anything that needs a seco
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -14,7 +15,7 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ REQUIRED = ("workload", "request", "position", "remaining", "on_path", "arms")
 RECORD_FIELDS = ("schema", *REQUIRED[:-1], "context", "arms")  # the order in which they are written
 ARM_FIELDS = ("proposed", "accepted", *STATS, "match_length", "source")
 LARGEST = {"position": 2**31 - 1, "remaining": 2**31 - 1, "proposed": 2**15 - 2, "accepted": 2**15 - 2}
+DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError)
 SLACK = 2e-6  # statistics are written with six significant digits
 
 
@@ -34,6 +36,26 @@ class SpecselError(Exception):
 
 class LogError(SpecselError):
     """A log that cannot be used: file, line and field, what was found, what was expected, what to do."""
+
+
+@contextlib.contextmanager
+def readable(
+    path: str | Path, hint: str, error: type[SpecselError] = LogError, faults: tuple[type[Exception], ...] = DAMAGE
+) -> Iterator[None]:
+    """Around code that reads a file: what a damaged one raises (one of ``faults``) becomes one sentence with the reason
+    and the ``hint`` what to do."""
+    try:
+        yield
+    except SpecselError:
+        raise
+    except faults as fault:
+        known = {
+            KeyError: f"field {fault} is missing",
+            FileNotFoundError: "there is no such file",
+            json.JSONDecodeError: f"it is not JSON: {fault}",
+        }
+        reason = known.get(type(fault), str(fault).partition("\n")[0])
+        raise error(f"{path}: cannot be read ({reason}); {hint}") from fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specsel.records import SpecselError
+from specsel.records import SpecselError, readable
 
 LOCAL_PATH = re.compile(r"(?:/root/|/home/\w|/Users/\w|/tmp/\w|[A-Z]:\\\\?Users)")
 KERNEL = {
@@ -38,10 +38,8 @@ class BuildFailed(Exception):
 
 def read_notebook(path: Path) -> dict[str, Any]:
     """The JSON of a notebook, or BookError."""
-    try:
+    with readable(path.name, "restore the notebook", BookError):
         return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BookError(f"{path.name}: is no notebook that can be read ({error})") from None
 
 
 def notebook_parameters(path: Path) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def break_even_inputs(claims: Claims, curve: pd.DataFrame) -> dict[str, Any]:
 def comparison(rows: Sequence[tuple[Claim, Claim | None, str]]) -> Table:
     """Figures of two studies side by side as text: figure, reported, here, verdict."""
     lines = [
-        (theirs.name.replace("_", " "), _text(theirs), "" if ours is None else render(ours), verdict)
+        (theirs.name.replace("_", " ").replace(":", ", "), _text(theirs), "" if ours is None else render(ours), verdict)
         for theirs, ours, verdict in rows
     ]
     return Table(pd.DataFrame(lines, columns=["figure", "there [REPORTED]", "here", "verdict"]))

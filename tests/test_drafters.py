@@ -74,6 +74,25 @@ def test_variants_are_compared_on_the_same_answers(folder):
 
 
 @pytest.mark.parametrize(
+    ("blocks", "words"),
+    [((20, 30), "2.000 tokens per block, inside"), ((10, 10), "5.000 tokens per block, outside"), ((), "0 of 2")],
+)
+def test_a_repetition_is_judged_by_the_interval_of_the_last_point(folder, blocks, words):
+    """60 and 40 tokens in 20 and 30 blocks: 2.0, resampled between 1.33 and 3."""
+    log = drafters.training_log(folder) | {"data": [{"shard": "a", "sha256": "1"}, {"shard": "b", "sha256": "2"}]}
+    (folder / "training.json").write_text(json.dumps(log))
+    nothing = drafters.repetitions([folder], rng=np.random.default_rng(0))
+    assert nothing == "No repetition of eagle's training is recorded."
+    answers = {"emitted": [60, 40], "blocks": blocks}
+    point = log["curve"][1] | {"block_efficiency": 100 / sum(blocks or [1]), "answers": answers}
+    again = log | {"curve": [log["curve"][0], point] if blocks else [], "data": [{"shard": "a", "sha256": "1"}]}
+    (folder / "repeated").mkdir()
+    (folder / "repeated" / "training.json").write_text(json.dumps(again))
+    told = drafters.repetitions([folder], rng=np.random.default_rng(0))
+    assert words in told and (not blocks or told.endswith("1 of its 1 files of answers are the same bytes."))
+
+
+@pytest.mark.parametrize(
     ("low", "high", "words"), [(0.1, 0.2, "Better"), (-0.2, -0.1, "Worse"), (-0.1, 0.1, "No difference")]
 )
 def test_the_sentence_on_variants_follows_their_intervals(low, high, words):
@@ -90,7 +109,8 @@ def test_the_facts_of_a_training_are_told(folder):
     log |= {"coverage": {"generated": 0.996, "held_out": 0.981}}
     (folder / "training.json").write_text(json.dumps(log))
     facts = drafters.training_facts([folder]).set_index("fact")["eagle"]
-    assert facts["generated tokens in it"] == "99.60%" and facts["greedy choices that it changed"] == "not measured"
+    assert facts["training tokens in it"] == "99.60%" and facts["greedy choices that it changed"] == "not measured"
+    assert facts["held-out answers"] == "every 64th"
     assert facts["goes on from"] == ", then ".join(f"{n} steps on 1,200 generated tokens at 0.004" for n in (7, 9))
     assert len(drafters.training_log(folder)["curve"]) == 3 * len(log["curve"])
 

@@ -3,6 +3,7 @@ resumable shards."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from tqdm import tqdm
 from specsel.engine.generate import BatchedTarget, Generation, generate, is_looping
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts
 from specsel.engine.target import Features, Target, bf16_pays, dtype_name
-from specsel.log import SpecselError
+from specsel.log import SpecselError, readable
 
 SHARD_PROMPTS = 512
 MAX_NEW = 256
@@ -154,7 +155,8 @@ def read_prompt_counts(out: Path) -> Tensor:
     path = out / "prompts.safetensors"
     if not path.is_file():
         raise DataError(f"{path}: not there. Run `specsel train data` again; the answers that it finds are kept.")
-    return load_file(path)["counts"]
+    with _readable(path):
+        return load_file(path)["counts"]
 
 
 def read_counts(path: Path) -> dict[str, int]:
@@ -163,15 +165,20 @@ def read_counts(path: Path) -> dict[str, int]:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    with safe_open(str(path), "pt") as shard:
+    with _readable(path), safe_open(str(path), "pt") as shard:
         return shard.metadata()
+
+
+def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
+    return readable(path, "remove it and run `specsel train data` again", DataError, (Exception,))
 
 
 def read_report(paths: list[Path]) -> dict:
     """Counts over some shards of a data folder, and what ``build`` found out about the folder once it was finished."""
     counts = [read_counts(path) for path in paths]
     report = paths[0].with_name("data.json")
-    said = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    with _readable(report):
+        said = dict(json.loads(report.read_text(encoding="utf-8"))) if report.is_file() else {}
     return said | {name: sum(c[name] for c in counts) for name in counts[0]}
 
 
@@ -190,7 +197,7 @@ class Example:
 
 def examples(path: Path) -> Iterator[Example]:
     """Answers of one shard that are no loops and long enough to train on; the shard is memory-mapped."""
-    with safe_open(str(path), "pt") as shard:
+    with _readable(path), safe_open(str(path), "pt") as shard:
         data = {name: shard.get_tensor(name) for name in shard.keys()}
     token, tap, out = 0, 0, 0
     for n_prompt, n_output, loop in zip(

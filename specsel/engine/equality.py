@@ -75,8 +75,11 @@ def check_engine(
     """
     log, target = logs.read_log(run), features.target
     path = run / FILE
-    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    result = saved if saved.get("log_sha256") == log.sha256 else {"schema": 1, "arms": {}}
+    result = {"schema": 1, "arms": {}}
+    if path.is_file():
+        with logs.readable(path, "remove it"):
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            result = saved | {"arms": dict(saved["arms"])} if saved["log_sha256"] == log.sha256 else result
     result |= {
         "log_sha256": log.sha256,
         "dtype": str(target.model.dtype).removeprefix("torch."),

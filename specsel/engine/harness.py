@@ -316,9 +316,10 @@ def _same_settings(parts: Path, settings: dict) -> str:
     rounding."""
     path = parts / "settings.json"
     if path.is_file():
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        _same(saved["settings"], settings, f"{parts}: the unfinished run was started", (*SETTINGS, *ROUNDING))
-        return saved["started"]
+        with logs.readable(path, f"remove {parts} and collect again", CollectError):
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            _same(saved["settings"], settings, f"{parts}: the unfinished run was started", (*SETTINGS, *ROUNDING))
+            return saved["started"]
     started = _now()
     logs.write_bytes_atomically(path, json.dumps({"started": started, "settings": settings}).encode())
     return started

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from specsel.log import SpecselError
+from specsel.log import SpecselError, readable
 
 
 class CheckpointError(SpecselError):
@@ -88,19 +88,22 @@ def read_folder(folder: str | Path) -> DrafterFiles:
     """Reads ``config.json`` and the weights (safetensors, or a ``pytorch_model.bin`` read with weights_only) of a
     drafter folder.
 
-    Raises CheckpointError when a file is missing.
+    Raises CheckpointError when a file is missing or damaged.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: no config.json; give the folder of a drafter checkpoint.")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if (folder / "model.safetensors").is_file():
-        return DrafterFiles(folder, config, load_file(folder / "model.safetensors"))
-    if (folder / "pytorch_model.bin").is_file():
-        return DrafterFiles(
-            folder, config, torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-        )
+    with readable(folder / "config.json", "download or train the drafter again", CheckpointError):
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    for name, load in (("model.safetensors", load_file), ("pytorch_model.bin", _load_pickle)):
+        if (folder / name).is_file():
+            with readable(folder / name, "download or train the drafter again", CheckpointError, (Exception,)):
+                return DrafterFiles(folder, config, load(folder / name))
     raise CheckpointError(f"{folder}: neither model.safetensors nor pytorch_model.bin; download the checkpoint first.")
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_strictly(

@@ -16,7 +16,7 @@ from specsel.engine.eagle import Eagle, check_vocabulary, load_head
 from specsel.engine.layers import CheckpointError, read_folder
 from specsel.engine.ngram import Ngram, NgramConfig
 from specsel.engine.target import Target, tap_indices
-from specsel.log import drafter_sha256
+from specsel.log import drafter_sha256, readable
 
 ARMS = ("dflash", "eagle", "ngram", "cascade")
 
@@ -111,11 +111,12 @@ def checkpoint_of(folder: Path, tag: str | None = None) -> dict:
     ``checkpoint.json`` ({"step", "name"}) where there is one, else from the training log beside them, else from a
     folder name of training (``random``, ``step_400``); ``tag`` replaces the name."""
     step, name = None, None
-    if (folder / "checkpoint.json").is_file():
-        found = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-        step, name = found.get("step"), found.get("name")
-    elif (folder / "training.json").is_file():
-        step, name = _steps(json.loads((folder / "training.json").read_text(encoding="utf-8"))), "best"
+    path = next((path for file in ("checkpoint", "training") if (path := folder / f"{file}.json").is_file()), None)
+    if path:
+        with readable(path, "restore it or remove it", CheckpointError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            trained = path.name == "training.json"
+            step, name = (_steps(found), "best") if trained else (found.get("step"), found.get("name"))
     elif match := re.fullmatch(r"random|step_(\d+)", folder.name):
         step, name = int(match[1] or 0), folder.name
     return {"step": step, "checkpoint": tag or name}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from specsel.log import SpecselError
+from specsel.log import SpecselError, readable
 
 
 class TrainError(SpecselError):
@@ -78,11 +78,9 @@ def training_log(kind: str, folder: Path) -> dict[str, Any]:
     """The log that a training of one kind of drafter wrote beside its weights. Raises TrainError when it is not
     there."""
     path = folder / "training.json"
-    try:
+    with readable(path, "give the folder of a drafter that was trained here", TrainError):
         log = json.loads(path.read_text(encoding="utf-8"))
         recipe_of(log)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainError(f"{path}: no training of a drafter is told here ({error}).") from error
     if log["kind"] != kind:
         raise TrainError(f"{path}: a training of '{log['kind']}', not of '{kind}'.")
     return log

@@ -15,7 +15,7 @@ from specsel.engine.decode import Decoder, always
 from specsel.engine.dflash import DFlash, DFlashConfig, DFlashModel, load_model
 from specsel.engine.eagle import EagleConfig, load_head
 from specsel.engine.layers import CheckpointError, read_folder
-from specsel.engine.pool import PoolConfig, load_pool, locate
+from specsel.engine.pool import PoolConfig, checkpoint_of, load_pool, locate
 from specsel.engine.target import Features
 
 H, INNER, HEADS, KV, V, VD = 16, 24, 4, 2, 30, 12
@@ -206,6 +206,17 @@ def test_missing_layer_ids_follow_the_published_rule():
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="no config.json"):
         read_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin", "training.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00" * 400, b"[1]"])
+def test_a_damaged_file_is_told_in_one_sentence(tmp_path, name, content):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name) as told:
+        checkpoint_of(tmp_path)
+        read_folder(tmp_path)
+    assert "\n" not in str(told.value)
 
 
 def test_published_parameter_count_of_the_eagle_head():

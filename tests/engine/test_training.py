@@ -84,6 +84,15 @@ def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
     assert all(0 < share <= 1 for share in coverage.values()) and list(coverage) == ["generated", "held_out"]
 
 
+@pytest.mark.parametrize("name", ["shard_000.safetensors", "data.json"])
+def test_a_damaged_data_folder_is_told_in_one_sentence(target, answers, tmp_path, name):
+    folder = shutil.copytree(answers, tmp_path / "data")
+    (folder / name).write_bytes(b"\xff{" * 99)
+    with pytest.raises(data.DataError, match=name):
+        train_drafter("eagle", target, folder, tmp_path / "a", TINY, report=lambda point: None)
+    assert not (tmp_path / "a").exists()
+
+
 def test_prompts_without_an_answer_count_for_the_draft_vocabulary(target, answers, tmp_path):
     """An id that stands in many prompts and in no answer is chosen once they count; a data folder that does not tell
     them is refused, and a recipe from before counts the answered prompts alone."""
@@ -274,7 +283,7 @@ def test_the_trainings_of_a_folder_are_repeated(target, answers, tmp_path):
     assert recipe_of(told) == further
     with pytest.raises(TrainError, match="not of 'dflash'"):
         training_log("dflash", tmp_path / "a")
-    with pytest.raises(TrainError, match="no training"):
+    with pytest.raises(TrainError, match="training.json.*no such file"):
         training_log("dflash", tmp_path)
 
 
@@ -330,7 +339,7 @@ def test_a_further_training_needs_a_drafter_of_its_kind(target, answers, tmp_pat
     further = replace(TINY, start="earlier")
     with pytest.raises(TrainError, match="a training of 'eagle', not of 'dflash'"):
         train_drafter("dflash", target, answers, tmp_path / "x", further, after=tmp_path)
-    with pytest.raises(TrainError, match="no training of a drafter"):
+    with pytest.raises(TrainError, match="no such file"):
         train_drafter("eagle", target, answers, tmp_path / "x", further, after=tmp_path / "none")
     with pytest.raises(TrainError, match="start 'earlier'"):
         train_drafter("eagle", target, answers, tmp_path / "x", further)
