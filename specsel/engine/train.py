@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specsel.engine.data import Example, examples, read_prompt_counts, read_report, shards
@@ -31,8 +31,10 @@ from specsel.engine.start import (
     randomise,
 )
 from specsel.engine.target import Target, bf16_pays, sha256_of
+from specsel.log import readable, write_bytes_atomically
 
 HELD_OUT_EVERY = 64
+STATE = "state.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ def train_drafter(
 ) -> dict:
     """Trains one drafter ("eagle" or "dflash"), a new one or the one in the folder ``after`` further, on the first
     ``n_shards`` shards of ``data`` (None: all), and writes weights, config and log to ``out``; resumes from
-    ``out/state`` when it is there.
+    ``out/state.pt`` when it is there.
 
     The best held-out weights are written (bf16 safetensors), with ``config.json`` and ``training.json`` (recipe, data
     hash, learning curve; the earlier training's own under "earlier", and tokens are counted on from it).
@@ -223,7 +225,7 @@ def train_drafter(
         "data_report": read_report(paths),
         "curve": [],
     }
-    first = _resume(out / "state", model, optimizers, log)
+    first = _resume(out / STATE, model, optimizers, log)
     if config.keep and not first:
         _write_weights(out / "checkpoints" / "random", randomise(copy.deepcopy(model), config.seed))
     stream, test = _Stream(split, config.seed, first * config.batch), list(split.held_out(config.held_out))
@@ -298,16 +300,18 @@ def _to(example: Example, device: torch.device) -> Example:
 def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], log: dict) -> int:
     """Restores weights, optimisers and curve of an interrupted run of the same recipe and data; returns the first step
     to do. Raises TrainError for another recipe, data or target: a curve must describe one training."""
-    if not (state / "log.json").is_file():
+    if not state.is_file():
         return 0
-    saved = json.loads((state / "log.json").read_text(encoding="utf-8"))
+    with readable(state, "remove it to train from the start", TrainError, (Exception,)):
+        kept = torch.load(state, map_location="cpu", weights_only=True)
+        saved = json.loads(kept["log"])
     for name in ("kind", "recipe", "data", "target", "earlier"):
         if saved.get(name) != json.loads(json.dumps(log.get(name))):
             raise TrainError(
                 f"{state}: the unfinished training has another '{name}'; continue it as it was, or remove the folder."
             )
-    model.load_state_dict(load_file(state / "weights.safetensors"))
-    for optimizer, tensors in zip(optimizers, torch.load(state / "optimizer.pt", weights_only=True), strict=True):
+    model.load_state_dict(kept["weights"])
+    for optimizer, tensors in zip(optimizers, kept["optimizers"], strict=True):
         optimizer.load_state_dict(tensors)
     log["curve"] = saved["curve"]
     if saved["dtype"] != log["dtype"]:
@@ -316,17 +320,17 @@ def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimize
 
 
 def _save(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], log: dict) -> None:
-    state = out / "state"
-    state.mkdir(parents=True, exist_ok=True)
-    save_file(model.state_dict(), state / "weights.part")
-    torch.save([optimizer.state_dict() for optimizer in optimizers], state / "optimizer.part")
-    os.replace(state / "weights.part", state / "weights.safetensors")
-    os.replace(state / "optimizer.part", state / "optimizer.pt")
-    (state / "log.json").write_text(json.dumps(log), encoding="utf-8")
+    """Writes the drafter's folder, if this is the best point, its log, and last the state, in one step: a training that
+    is stopped before that does the piece again."""
+    out.mkdir(parents=True, exist_ok=True)
     best = max(log["curve"], key=lambda point: point["block_efficiency"])
     if best is log["curve"][-1]:
         _write_weights(out, model)
-    (out / "training.json").write_text(json.dumps(log | {"best_step": best["step"]}, indent=1) + "\n", encoding="utf-8")
+    told = json.dumps(log | {"best_step": best["step"]}, indent=1) + "\n"
+    write_bytes_atomically(out / "training.json", told.encode())
+    kept = {"weights": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "log": json.dumps(log)}
+    torch.save(kept, out / "state.part")
+    os.replace(out / "state.part", out / STATE)
 
 
 def _write_weights(folder: Path, model: nn.Module) -> None:

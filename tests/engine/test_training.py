@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,21 +180,36 @@ def test_training_lowers_the_loss_and_writes_a_loadable_drafter(target, answers,
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(target, answers, tmp_path, kind):
-    """Stop after the second checkpoint, run the same command again: same curve, same weights."""
+@pytest.mark.parametrize("where", ["report", "state"])
+def test_an_interrupted_training_ends_as_an_uninterrupted_one(target, answers, tmp_path, monkeypatch, kind, where):
+    """Stop at the second evaluation, before anything of it is written or while the state is, and run the same command
+    again: same curve, same weights."""
     train_drafter(kind, target, answers, tmp_path / "whole", TINY, report=lambda point: None)
 
     def stop(point: dict) -> None:
-        if point["step"] == 6:
+        if point["step"] == 6 and where == "report":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    def save(kept: dict, path: Path) -> None:
+        if where == "state" and '"step": 6' in kept["log"]:
+            path.write_bytes(b"half")
+            raise KeyboardInterrupt
+        write(kept, path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        write = torch.save
+        patch.setattr(torch, "save", save)
         train_drafter(kind, target, answers, tmp_path / "cut", TINY, report=stop)
     train_drafter(kind, target, answers, tmp_path / "cut", TINY, report=lambda point: None)
-    for name, tensor in load_file(tmp_path / "whole" / "state" / "weights.safetensors").items():
-        torch.testing.assert_close(
-            load_file(tmp_path / "cut" / "state" / "weights.safetensors")[name], tensor, rtol=0, atol=0
-        )
+    for name in ("model.safetensors", "training.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+
+
+def test_a_damaged_state_is_named_and_left(target, answers, tmp_path):
+    (tmp_path / train.STATE).write_bytes(b"half")
+    with pytest.raises(TrainError, match=train.STATE):
+        train_drafter("eagle", target, answers, tmp_path, TINY, report=lambda point: None)
+    assert (tmp_path / train.STATE).read_bytes() == b"half"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +235,7 @@ def test_kept_steps_are_drafters_of_their_own(target, answers, tmp_path):
     names = ("random", "step_2", "step_6")
     start, middle, end = (load_head(read_folder(tmp_path / "checkpoints" / name)) for name in names)
     assert 0.018 < start.fc.weight.std() < 0.022 and not torch.equal(middle.fc.weight, end.fc.weight)
-    last = load_file(tmp_path / "state" / "weights.safetensors")["fc.weight"].bfloat16()
+    last = torch.load(tmp_path / train.STATE, weights_only=True)["weights"]["fc.weight"].bfloat16()
     assert torch.equal(end.fc.weight.bfloat16(), last)
 
 
