@@ -188,9 +188,15 @@ def _answer(rows: pd.DataFrame, which: str, least_p: float) -> str:
 def on_the_way(regret: pd.DataFrame) -> str:
     """Who is ahead of whom at the end of the curves? The table `Curves.regret`."""
     last = regret.groupby("series", sort=False).tail(1)
-    words = {name: "is behind" if low > 0 else "is ahead of" if high < 0 else "cannot be told from"
-             for name, low, high in zip(last["series"], last["low"], last["high"], strict=True)}
-    return sentence(name.replace(" against ", f" {word} ") for name, word in words.items())
+    told: dict[str, dict[str, list[str]]] = {}
+    for name, low, high in zip(last["series"], last["low"], last["high"], strict=True):
+        policy, other = name.split(" against ")
+        word = "behind" if low > 0 else "ahead of" if high < 0 else "level with"
+        told.setdefault(policy, {}).setdefault(word, []).append(other)
+    alike = grouped({policy: listed(f"{word} {listed(others)}" for word, others in found.items())
+                     for policy, found in told.items()})
+    parts = (f"{listed(names)} {'is' if len(names) == 1 else 'are'} {words}" for words, names in alike.items())
+    return f"On the way, {'; '.join(parts)}."
 
 
 def sensitivity(table: pd.DataFrame) -> str:
