@@ -15,6 +15,9 @@ import typer
 
 from specsel.drafters import repetition, still_rising
 
+Count = {"min": 1}
+Folder = {"exists": True, "file_okay": False}
+
 Target = Annotated[str | None, typer.Option(help="embedded target (default), a folder, or a hub model")]
 Revision = Annotated[str | None, typer.Option(help="pinned revision of a hub model")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps")]
@@ -56,7 +59,7 @@ def fetch() -> None:
 
 def train_data(
     out: Out = Path("_build/train"),
-    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count")] = 800_000,
+    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count", **Count)] = 800_000,
     prompts: Prompts = None,
     target: Target = None,
     revision: Revision = None,
@@ -92,13 +95,15 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
     def command(
         data: Annotated[Path, typer.Option(help="folder of training data")] = Path("_build/train"),
         out: Out = Path(f"_build/drafters/{kind}"),
-        steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+        steps: Annotated[int | None, typer.Option(help="training steps", **Count)] = None,
         seed: Annotated[int | None, typer.Option()] = None,
         resume: Annotated[
             Path | None,
-            typer.Option(help="drafter folder whose trainings are repeated; give --out to continue them there"),
+            typer.Option(help="drafter folder whose trainings are repeated; they continue in --out", **Folder),
         ] = None,
-        after: Annotated[Path | None, typer.Option(help="drafter folder to go on from: train it further")] = None,
+        after: Annotated[
+            Path | None, typer.Option(help="drafter folder to go on from: train it further", **Folder)
+        ] = None,
         target: Target = None,
         revision: Revision = None,
         device: TrainDevice = None,
@@ -138,22 +143,24 @@ def _tell(point: dict[str, Any]) -> None:
 
 def collect(
     out: Out,
-    requests: Annotated[int | None, typer.Option(help="prompts per workload")] = None,
-    max_new: Annotated[int | None, typer.Option(help="output tokens, at most")] = None,
-    draft_len: Annotated[int | None, typer.Option(help="cap on drafted tokens per block")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 = greedy")] = None,
+    requests: Annotated[int | None, typer.Option(help="prompts per workload", **Count)] = None,
+    max_new: Annotated[int | None, typer.Option(help="output tokens, at most", min=2)] = None,
+    draft_len: Annotated[int | None, typer.Option(help="cap on drafted tokens per block", **Count)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 = greedy", min=0.0)] = None,
     seed: Annotated[int | None, typer.Option(help="of the noise streams when temperature > 0")] = None,
     prompts: Prompts = None,
     eagle: Eagle = None,
     dflash: Dflash = None,
     tag: Annotated[str | None, typer.Option(help="name of the drafters' checkpoints in the manifest")] = None,
     executor: Annotated[str, typer.Option(help="local, or ray: the same files from several processes")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Ray actors")] = None,
+    workers: Annotated[int | None, typer.Option(help="Ray actors", **Count)] = None,
     check: Annotated[
         list[str] | None,
         typer.Option(help="afterwards decode with this fixed arm, or all, and compare every block; may be repeated"),
     ] = None,
-    check_requests: Annotated[int | None, typer.Option(help="requests per workload to check (default: all)")] = None,
+    check_requests: Annotated[
+        int | None, typer.Option(help="requests per workload to check (default: all)", **Count)
+    ] = None,
     target: Target = None,
     revision: Revision = None,
     device: Device = "cpu",
@@ -172,6 +179,8 @@ def collect(
     )
     pool = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
     loaded, drafters = engine.load_pool(_target(target, revision, device, dtype), pool)
+    if unknown := set(check or ()) - {"all", *drafters}:
+        raise typer.BadParameter(f"--check {min(unknown)}: no arm; choose all or one of {', '.join(drafters)}.")
     options = {"drafters": engine.describe(pool, tag), "executor": executor} | _given(workers=workers)
     print(engine.collect(loaded, drafters, out, config, **options))
     if check:
@@ -181,8 +190,8 @@ def collect(
 
 
 def time_command(
-    run: Annotated[Path, typer.Argument(help="run folder; timings.json is written there")],
-    samples: Annotated[int | None, typer.Option(help="timed calls of each")] = None,
+    run: Annotated[Path, typer.Argument(help="run folder; timings.json is written there", **Folder)],
+    samples: Annotated[int | None, typer.Option(help="timed calls of each", **Count)] = None,
     eagle: Eagle = None,
     dflash: Dflash = None,
     target: Target = None,
@@ -206,10 +215,10 @@ def time_command(
 
 
 def race(
-    run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again")],
+    run: Annotated[Path, typer.Argument(help="run folder whose requests are decoded again", **Folder)],
     policy: Annotated[list[str] | None, typer.Option(help="policy to race; may be repeated")] = None,
     selector: Annotated[Path | None, typer.Option(help="selector.json: race this redraft selector as well")] = None,
-    requests: Annotated[int | None, typer.Option(help="requests per workload")] = None,
+    requests: Annotated[int | None, typer.Option(help="requests per workload", **Count)] = None,
     prompts: Prompts = None,
     eagle: Eagle = None,
     dflash: Dflash = None,

@@ -16,7 +16,7 @@ from torch import Tensor
 from specsel.engine.data import Example
 from specsel.engine.dflash import Context, DFlashModel
 from specsel.engine.eagle import EagleHead, Segment
-from specsel.engine.recipe import TrainConfig
+from specsel.engine.recipes import TrainConfig
 
 DECAY = 0.8
 """Weight of draft step j in the EAGLE-3 loss is DECAY ** j (arXiv 2503.01840)."""

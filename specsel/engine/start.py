@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specsel.engine.dflash import DFlashConfig, DFlashModel, load_model
 from specsel.engine.eagle import EagleConfig, EagleHead, load_head
 from specsel.engine.layers import read_folder
-from specsel.engine.recipe import TrainConfig, training_log
+from specsel.engine.recipes import TrainConfig, training_log
 from specsel.engine.target import Target
 from specsel.log import drafter_sha256
 

@@ -136,6 +136,15 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def check_device(device: str) -> None:
+    """Raises TargetError for a device that is not here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TargetError(f"device '{device}' cannot be used here ({reason}); choose cpu, cuda or mps.") from error
+
+
 def bf16_pays(device: torch.device) -> bool:
     """Whether products in bf16 are faster than in fp32: on an accelerator, and on a processor with matrix tiles (AMX);
     where a processor has bf16 vectors only, they took twice the time."""
@@ -147,8 +156,8 @@ def load_target(
 ) -> Target:
     """Loads the embedded target, a local folder, or a hub model (then pin its ``revision``).
 
-    Raises TargetError for a missing embedded target (run ``specsel fetch``), too little memory, or layers whose state
-    cannot be rolled back.
+    Raises TargetError for a missing embedded target (run ``specsel fetch``), a device that is not here, too little
+    memory, or layers whose state cannot be rolled back.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -156,6 +165,7 @@ def load_target(
     if name == EMBEDDED and not Path(source, "model.safetensors").is_file():
         raise TargetError("the embedded target is not here yet. Run `specsel fetch` once.")
     dtype = dtype_name(dtype)
+    check_device(device)
     config = AutoConfig.from_pretrained(source, revision=revision)
     check_rollback(config)
     check_memory(config, dtype, device)

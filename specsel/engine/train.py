@@ -21,7 +21,7 @@ from specsel.engine.data import Example, examples, read_prompt_counts, read_repo
 from specsel.engine.dflash import DFlash
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
-from specsel.engine.recipe import TrainConfig, TrainError, block_size, rate_factor, recipe_of
+from specsel.engine.recipes import TrainConfig, TrainError, block_size, rate_factor, recipe_of
 from specsel.engine.start import (
     earlier_drafter,
     exchange_vocabulary,

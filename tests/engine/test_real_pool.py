@@ -17,7 +17,7 @@ from specsel.engine.decode import Decoder, always, plain
 from specsel.engine.equality import first_difference, margin_at
 from specsel.engine.pool import PoolConfig, load_pool
 from specsel.engine.prompts import default_folder, encode, load_prompts
-from specsel.engine.recipe import TrainConfig
+from specsel.engine.recipes import TrainConfig
 from specsel.engine.start import new_dflash, new_eagle, randomise
 from specsel.engine.target import Features, load_target
 

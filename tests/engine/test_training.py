@@ -20,7 +20,7 @@ from specsel.engine.eagle import EagleConfig, EagleHead, check_vocabulary, load_
 from specsel.engine.generate import BatchedTarget, distinct_share, generate
 from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
-from specsel.engine.recipe import TrainConfig, TrainError, recipe, recipe_of, training_log
+from specsel.engine.recipes import TrainConfig, TrainError, recipe, recipe_of, training_log
 from specsel.engine.start import earlier_drafter, exchange_vocabulary
 from specsel.engine.target import best_device, bf16_pays
 from specsel.engine.train import repeat_training, split_of, train_drafter
