@@ -94,12 +94,13 @@ class Selector:
             if kind != ("redraft selector", 1) or set(data) != set(cls.__dataclass_fields__):
                 raise ValueError("it is no redraft selector of schema 1")
             made = cls(**{key: _tuples(value) for key, value in data.items()})
-            made._check()
         for name, wanted in (("arms", arms), ("draft_len", draft_len), ("features", features)):
             found = getattr(made, name)
             if wanted is not None and found != _tuples(wanted):
                 raise SpecselError(f"{path}: was trained for {name} {found}, but this run has {_tuples(wanted)}; "
                                    "fit a selector on a log of this pool with `specsel selector fit`")
+        with readable(path, "make a selector with `specsel selector fit`", SpecselError):
+            made._check()
         return made
 
 

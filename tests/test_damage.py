@@ -97,7 +97,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_any_damage_is_taken_or_told(folder, name, data):
     path, read = folder / name, READERS[name][1]

@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import pytest
+import torch
 from conftest import VOCAB, prompts
 from test_harness import config  # noqa: F401  (a fixture)
 from test_training import answers  # noqa: F401  (a fixture)
@@ -32,7 +33,8 @@ def specsel(monkeypatch, capsys, target, pool):
             status = stop.code or 0
         return status, *capsys.readouterr()
 
-    return run
+    yield run
+    torch.set_flush_denormal(False)  # `specsel train` flushes the tiny numbers of its process
 
 
 @pytest.fixture
