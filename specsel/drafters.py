@@ -90,7 +90,7 @@ def repetition(
     n, of = len(repeated["curve"]), len(told["curve"])
     if n != of:
         return f"The repetition of {told['kind']}'s training has {n} of {of} points."
-    end = learning_curves([folder], rng=rng, n_resamples=n_resamples).iloc[-1]
+    end = learning_curves([folder], rng=rng, n_resamples=n_resamples).astype({"low": float, "high": float}).iloc[-1]
     value, files = repeated["curve"][-1]["block_efficiency"], {entry["sha256"] for entry in told["data"]}
     same = sum(entry["sha256"] in files for entry in repeated["data"])
     return (

@@ -59,7 +59,7 @@ def fetch() -> None:
 
 def train_data(
     out: Out = Path("_build/train"),
-    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count", **Count)] = 800_000,
+    tokens: Annotated[int, typer.Option(help="output tokens to keep; loops do not count", **Count)] = 850_000,
     prompts: Prompts = None,
     target: Target = None,
     revision: Revision = None,
@@ -68,7 +68,7 @@ def train_data(
 ) -> None:
     """Let the target answer the training prompts: what drafters are trained on.
 
-    Example: specsel train data --tokens 800000 --out _build/train
+    Example: specsel train data --tokens 850000 --out _build/train
     """
     from specsel import engine
 

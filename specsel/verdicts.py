@@ -191,7 +191,7 @@ def on_the_way(regret: pd.DataFrame) -> str:
     told: dict[str, dict[str, list[str]]] = {}
     for name, low, high in zip(last["series"], last["low"], last["high"], strict=True):
         policy, other = name.split(" against ")
-        word = "behind" if low > 0 else "ahead of" if high < 0 else "level with"
+        word = "behind" if low > 0 else "ahead of" if high < 0 else "not told apart from"
         told.setdefault(policy, {}).setdefault(word, []).append(other)
     alike = grouped({policy: listed(f"{word} {listed(others)}" for word, others in found.items())
                      for policy, found in told.items()})

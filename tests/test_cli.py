@@ -3,13 +3,11 @@ import gzip
 import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specsel import cli
 from specsel.log import write_log
 from specsel.simulation import Model, simulate_positions
 
@@ -18,20 +16,6 @@ GOLDEN = str(CASES / "golden_small.jsonl")
 COMMANDS = ["fetch", "train data", "train eagle", "train dflash", "collect", "time", "race", "log validate",
             "log summary", "log convert", "log import",
             "replay", "selector fit", "headline", "breakeven", "book", "doctor"]
-
-
-@pytest.fixture
-def specsel(monkeypatch, capsys):
-    """Run one command line; returns (exit status, stdout, stderr)."""
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["specsel", *map(str, words)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code or 0
-        return status, *capsys.readouterr()
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_the_end_of_a_regret_curve_says_who_is_ahead():
     rows = [("p against the best fixed arm", -1.0, 1.0), ("p against the best fixed arm", 1.0, 3.0),
             ("q against p", -3.0, -1.0), ("q against q", -1.0, 1.0)]
     words = verdicts.on_the_way(pd.DataFrame(rows, columns=["series", "low", "high"]))
-    assert words == "On the way, p is behind the best fixed arm; q is ahead of p and level with q."
+    assert words == "On the way, p is behind the best fixed arm; q is ahead of p and not told apart from q."
     alike = [("p against x", 1.0, 3.0), ("p against y", 1.0, 3.0), ("q against x", 1.0, 3.0), ("q against y", 1.0, 3.0)]
     words = verdicts.on_the_way(pd.DataFrame(alike, columns=["series", "low", "high"]))
     assert words == "On the way, p and q are behind x and y."

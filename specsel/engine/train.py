@@ -275,11 +275,14 @@ def repeat_training(
     **changes: Any,
 ) -> dict:
     """Trains a drafter as the training log ``told`` tells it, with some settings of the last training changed: the
-    trainings that it went on from come first, each in a folder "earlier" of the next one's."""
+    trainings that it went on from come first, each in a folder "earlier" of the next one's. Raises TrainError when
+    ``data`` holds fewer shards than the training had."""
+    config, n = recipe_of(told, **changes), len(told["data"])
+    if (found := len(shards(data))) < n:
+        raise TrainError(f"{data}: {found} shards, the training had {n}; run `specsel train data` with more --tokens.")
     after = out / "earlier" if "earlier" in told else None
     if after:
         repeat_training(kind, target, data, after, told["earlier"], report=report)
-    config, n = recipe_of(told, **changes), len(told["data"])
     return train_drafter(kind, target, data, out, config, after=after, n_shards=n, report=report)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,28 +12,18 @@ from conftest import VOCAB, prompts
 from test_harness import config  # noqa: F401  (a fixture)
 from test_training import answers  # noqa: F401  (a fixture)
 
-from specsel import cli, engine
+from specsel import engine
 from specsel.engine import data
 from specsel.engine import target as targets
 from specsel.engine.harness import collect
 
 
 @pytest.fixture
-def specsel(monkeypatch, capsys, target, pool):
-    """Run one command line with the tiny target and its pool; returns (exit status, stdout, stderr)."""
+def specsel(specsel, monkeypatch, target, pool):
+    """The command line with the tiny target and its pool."""
     monkeypatch.setattr(engine, "load_target", lambda **options: target, raising=False)
     monkeypatch.setattr(engine, "load_pool", lambda loaded, options: (loaded, pool), raising=False)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["specsel", *map(str, words)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code or 0
-        return status, *capsys.readouterr()
-
-    yield run
+    yield specsel
     torch.set_flush_denormal(False)  # `specsel train` flushes the tiny numbers of its process
 
 
@@ -59,6 +49,10 @@ def test_a_drafter_is_trained_its_training_repeated_and_gone_on_with(specsel, fo
     assert out.endswith("2 of its 2 files of answers are the same bytes.\n")
     for name in ("model.safetensors", "training.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    data.shard_path(folder, 1).rename(folder / "away")
+    status, _, err = specsel(*told, tmp_path / "d")
+    assert status == 2 and "1 shards, the training had 2" in err and not (tmp_path / "d").exists()
+    (folder / "away").rename(data.shard_path(folder, 1))
     further = ("train", kind, "--data", folder, "--after", tmp_path / "a", "--out", tmp_path / "c", "--steps", 2)
     assert specsel(*further)[0] == 0
     recipes = [json.loads((tmp_path / f / "training.json").read_text())["recipe"] for f in "ac"]
@@ -120,5 +114,5 @@ def test_a_device_that_is_not_here_is_named():
 
 def test_no_public_name_of_the_engine_is_hidden_by_a_module():
     """Importing a module sets an attribute of its name on the package, which would then stand for the function."""
-    hidden = {path.stem for path in targets.Path(engine.__file__).parent.glob("*.py")} & set(engine.__all__)
+    hidden = {path.stem for path in Path(engine.__file__).parent.glob("*.py")} & set(engine.__all__)
     assert not hidden
