@@ -195,6 +195,7 @@ def _facts(log: dict[str, Any]) -> dict[str, Any]:
         "draft vocabulary": f"{recipe['draft_vocab']:,}",
         "training tokens in it": f"{log['coverage']['generated']:.2%}",
         "held-out tokens in it": f"{log['coverage']['held_out']:.2%}",
+        "all generated tokens in it, loops included": _share(log["coverage"].get("with_loops")),
         "held-out answers": HELD_OUT[recipe.get("split", "answer")],
         "goes on from": _origin(log.get("earlier")),
         "steps": f"{log['curve'][-1]['step']:,}, the best at {log['best_step']:,}",
@@ -206,6 +207,10 @@ def _facts(log: dict[str, Any]) -> dict[str, Any]:
         "precision of the products": log["dtype"],
         "start": recipe["start"],
     }
+
+
+def _share(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:.2%}"
 
 
 def _origin(earlier: dict[str, Any] | None) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import typer
 
 from specsel.drafters import repetition, still_rising
+from specsel.log import read_log
 
 Count = {"min": 1}
 Folder = {"exists": True, "file_okay": False}
@@ -235,6 +236,7 @@ def race(
 
     config = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
     loaded, pool = engine.load_pool(_target(target, revision, device, dtype), config)
+    engine.check_loaded(read_log(run), loaded, engine.describe(config))
     print(
         engine.race(
             engine.Features(loaded),

@@ -17,6 +17,7 @@ _HOMES = {
     "best_device": "target",
     "build": "data",
     "check_engine": "equality",
+    "check_loaded": "equality",
     "collect": "harness",
     "describe": "pool",
     "fetch": "target",

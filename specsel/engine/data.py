@@ -217,6 +217,15 @@ def examples(path: Path) -> Iterator[Example]:
         token, tap, out = token + n, tap + n - 1, out + n_output
 
 
+def output_counts(path: Path, vocab: int) -> Tensor:
+    """How often every target id stands in the answers of one shard, loops included, (V,)."""
+    with _readable(path), safe_open(str(path), "pt") as shard:
+        tokens, n_prompt, n_output = (shard.get_tensor(name) for name in ("tokens", "n_prompt", "n_output"))
+    is_output = torch.tensor([False, True]).repeat(len(n_prompt))
+    lengths = torch.stack([n_prompt, n_output], dim=1).flatten()
+    return tokens[is_output.repeat_interleave(lengths)].bincount(minlength=vocab)
+
+
 def shards(out: Path) -> list[Path]:
     """Finished shards of a data folder, in order; raises DataError when there is none."""
     found = sorted(out.glob("shard_*.safetensors"))

@@ -7,14 +7,13 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from specsel import log as logs
-from specsel.engine.decode import Decide, Decoder, always, plain, redrafting
+from specsel.engine.decode import Decide, always, plain, redrafting
+from specsel.engine.equality import decoder_of, logged_requests
 from specsel.engine.harness import cpu_name
-from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.target import Features
 from specsel.log import SpecselError
 from specsel.logistic import Selector
@@ -56,34 +55,31 @@ def race(
     selector: Path | None = None,
 ) -> Path:
     """Decodes the first ``per_workload`` requests of each workload with every policy in turn and writes ``race.json``
-    into the run folder; ``selector`` names a file of a redraft selector that races as well.
+    into the run folder, under the choice rule of the run (greedy, or its noise streams); ``selector`` names a file of a
+    redraft selector that races as well.
 
     Policies take turns request by request, so that a slow moment of the machine falls on all; one request per policy is
     a warm-up and not recorded. A record holds policy, workload, request, seconds (prefill included), tokens, blocks,
     and whether the output equals that of plain decoding.
     """
-    log, arms = logs.read_log(run), tuple(pool)
+    log, arms, target = logs.read_log(run), tuple(pool), features.target
     names = policies or ("plain", *(f"fixed:{arm}" for arm in arms), "union")
     names = (*names, *([f"selector:{selector}"] if selector else []))
     decides = {"plain": plain} | {name: decide_by_name(name, arms, log.draft_len) for name in names}
-    decoder = Decoder(features, pool, draft_len=log.draft_len)
-    chosen = [r for w in range(len(log.workloads)) for r in np.flatnonzero(log.workload == w)[:per_workload]]
-    texts = {w: {p.id: p for p in load_prompts(w, "eval", prompts)} for w in log.workloads}
-    records = []
-    for turn, r in enumerate(tqdm([chosen[0], *chosen], unit="request", disable=None)):
-        workload, request = log.workloads[log.workload[r]], log.requests[r]
-        ids, truth = encode(features.target.tokenizer, texts[workload][request]), None
+    decoder, chosen, records = decoder_of(log, features, pool), logged_requests(log, target, per_workload, prompts), []
+    for turn, (r, ids) in enumerate(tqdm([chosen[0], *chosen], unit="request", disable=None)):
+        truth = None
         for name, decide in decides.items():
             start = time.perf_counter()
-            trace = decoder.run(ids, decide, max_new=max_new or log.manifest["max_new_tokens"])
+            trace = decoder.run(ids, decide, max_new=max_new or log.manifest["max_new_tokens"], index=r)
             seconds = time.perf_counter() - start
             truth = trace.output if truth is None else truth
             if turn:
                 records.append(
                     {
                         "policy": name if not name.startswith("selector:") else f"selector:{Path(name).name}",
-                        "workload": workload,
-                        "request": request,
+                        "workload": log.workloads[log.workload[r]],
+                        "request": log.requests[r],
                         "seconds": seconds,
                         "tokens": len(trace.output),
                         "blocks": len(trace.blocks),
@@ -93,7 +89,7 @@ def race(
     result = {
         "schema": 1,
         "log_sha256": log.sha256,
-        "dtype": str(features.target.model.dtype).removeprefix("torch."),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
         "hardware": {"cpu": cpu_name(), "threads": torch.get_num_threads()},
         "records": records,
     }

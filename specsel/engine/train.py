@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specsel.engine.data import Example, examples, read_prompt_counts, read_report, shards
+from specsel.engine.data import Example, examples, output_counts, read_prompt_counts, read_report, shards
 from specsel.engine.dflash import DFlash
 from specsel.engine.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
@@ -85,7 +85,8 @@ def draft_vocabulary(
     all_prompts: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """The ``size`` most frequent ids of the training answers, end ids included, sorted, or the given ``ids``; and the
-    share of output tokens covered: of the "generated" answers, held-out ones aside, and of those "held_out".
+    share of output tokens covered: of the "generated" answers that are trained on, of those "held_out", and of all
+    answers "with_loops".
 
     Output tokens count fully, prompt tokens a quarter (rare words of an answer mostly stand in some prompt):
     ``all_prompts`` (V,) counts those of all training prompts; None: those of the answered ones. Ids that never occur
@@ -103,7 +104,9 @@ def draft_vocabulary(
     counts[list(eos_ids)] = counts.max() + 1
     if ids is None:
         ids = counts.argsort(descending=True, stable=True)[:size].sort().values
-    return ids, {name: float(n[ids].sum() / n.sum()) for name, n in (("generated", outputs), ("held_out", test))}
+    everything = sum(output_counts(path, vocab) for path in sorted({*split.training, *split.test})).double()
+    covered = {"generated": outputs, "held_out": test, "with_loops": everything}
+    return ids, {name: float(n[ids].sum() / n.sum()) for name, n in covered.items()}
 
 
 def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, Any]:

@@ -82,6 +82,18 @@ def test_a_run_is_raced(specsel, run, config):  # noqa: F811
     assert {r["policy"] for r in records} == {"plain", "fixed:ngram"} and all(r["same_output"] for r in records)
 
 
+@pytest.mark.parametrize(("name", "field"), [("ngram", "n_max"), ("eagle", "sha256"), ("target", "sha256")])
+def test_another_pool_than_that_of_the_run_is_not_raced(specsel, run, name, field):
+    """The manifest says what a run was collected with; one entry of it is changed."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    entries = manifest["drafters"] | {name: {field: "other"}} if name != "target" else manifest["drafters"]
+    changed = manifest | {"drafters": entries} | ({"target": {field: "other"}} if name == "target" else {})
+    (run / "manifest.json").write_text(json.dumps(changed))
+    status, out, err = specsel("race", run)
+    assert status == 2 and out == "" and f"another {name}: {field} other there" in err and "Traceback" not in err
+    assert not (run / "race.json").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -20,7 +20,7 @@ from conftest import VOCAB, make_dflash, make_eagle
 from specsel import log as logs
 from specsel.engine import harness
 from specsel.engine.decode import Decoder, always
-from specsel.engine.equality import check_engine, first_difference
+from specsel.engine.equality import RunError, check_engine, first_difference
 from specsel.engine.harness import CollectConfig, CollectError, collect
 from specsel.engine.prompts import PromptError, encode, load_prompts
 
@@ -342,6 +342,26 @@ def test_the_race_records_every_policy_on_every_request_with_the_same_output(tar
     assert len(records) == 4 * 6 and all(r["same_output"] and r["seconds"] > 0 for r in records)
     with pytest.raises(RaceError, match="'hedge' cannot run"):
         race(features, pool, run, policies=("hedge",), prompts=config.prompts)
+    path = config.prompts / "beta.eval.jsonl"
+    path.write_text(path.read_text().replace('"content": "', '"content": "another '))
+    with pytest.raises(RunError, match="prompt beta/beta/0 .*another text"):
+        race(features, pool, run, prompts=config.prompts)
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "decoding"}))
+    with pytest.raises(RunError, match="does not tell decoding"):
+        race(features, pool, run, prompts=config.prompts)
+
+
+def test_a_sampled_run_is_raced_with_its_own_noise(target, features, pool, config, tmp_path):
+    """Every policy gives the answers of the run, whose lengths are known."""
+    from specsel.engine.races import race
+
+    run = collect(target, pool, tmp_path / "run", replace(config, temperature=0.7, seed=3))
+    records = json.loads(race(features, pool, run, per_workload=5, prompts=config.prompts).read_text())["records"]
+    log = logs.read_log(run)
+    tokens = dict(zip(log.requests, (np.diff(log.starts) + 1).tolist(), strict=True))
+    assert len(records) == 6 * len(tokens) and all(r["tokens"] == tokens[r["request"]] for r in records)
+    assert all(r["same_output"] for r in records)
 
 
 def test_a_tie_elsewhere_does_not_explain_a_difference():

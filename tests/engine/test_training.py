@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import EOS, VOCAB, prompts
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from specsel import drafters
 from specsel.engine import data, losses, start, train
@@ -82,7 +83,24 @@ def test_precision_counts_the_choices_that_the_full_precision_would_change(targe
 def test_the_draft_vocabulary_holds_the_end_and_is_sorted(answers):
     ids, coverage = train.draft_vocabulary(split_of(data.shards(answers), "answer"), 30, VOCAB, EOS)
     assert len(ids) == 30 and EOS[0] in ids.tolist() and (ids.diff() > 0).all()
-    assert all(0 < share <= 1 for share in coverage.values()) and list(coverage) == ["generated", "held_out"]
+    assert list(coverage) == ["generated", "held_out", "with_loops"]
+    assert all(0 < share <= 1 for share in coverage.values())
+
+
+def test_coverage_with_loops_counts_every_output_token(answers, tmp_path):
+    """Counted by hand over a shard in which every second answer is called a loop."""
+    path = shutil.copytree(answers, tmp_path / "data") / "shard_000.safetensors"
+    shard, at, outputs = load_file(path), 0, []
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    shard["looping"][::2] = True
+    save_file(shard, path, metadata)
+    for n_prompt, n_output in zip(shard["n_prompt"].tolist(), shard["n_output"].tolist(), strict=True):
+        outputs += shard["tokens"][at + n_prompt : at + n_prompt + n_output].tolist()
+        at += n_prompt + n_output
+    ids, coverage = train.draft_vocabulary(split_of([path], "answer"), 30, VOCAB, EOS)
+    assert coverage["with_loops"] == pytest.approx(np.isin(outputs, ids).mean())
+    assert coverage["with_loops"] < coverage["generated"]
 
 
 @pytest.mark.parametrize("name", ["shard_000.safetensors", "data.json"])
