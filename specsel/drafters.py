@@ -84,8 +84,8 @@ def still_rising(folders: Iterable[str | Path], *, rng: np.random.Generator, n_r
 def repetition(
     folder: str | Path, again: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000
 ) -> str:
-    """One sentence: does the training of the folder ``again``, by the same recipe, end where that of ``folder`` ended?
-    It does when its last point lies in the interval of the other's."""
+    """One sentence: does the training of the folder ``again`` end where that of ``folder`` ended? It does when its last
+    point lies in the interval of the other's; settings in which the two differ are named."""
     told, repeated = training_log(folder), training_log(again)
     n, of = len(repeated["curve"]), len(told["curve"])
     if n != of:
@@ -93,9 +93,10 @@ def repetition(
     end = learning_curves([folder], rng=rng, n_resamples=n_resamples).astype({"low": float, "high": float}).iloc[-1]
     value, files = repeated["curve"][-1]["block_efficiency"], {entry["sha256"] for entry in told["data"]}
     same = sum(entry["sha256"] in files for entry in repeated["data"])
+    other = _differing(repeated["recipe"], told["recipe"])
     return (
-        f"The repetition of {told['kind']}'s training ends at {value:.3f} tokens per block, "
-        f"{'inside' if end.low <= value <= end.high else 'outside'} the interval of the training itself "
+        f"The repetition of {told['kind']}'s training{other and f', with {other},'} ends at {value:.3f} tokens per "
+        f"block, {'inside' if end.low <= value <= end.high else 'outside'} the interval of the training itself "
         f"({end.block_efficiency:.3f} [{end.low:.3f}, {end.high:.3f}]); {same} of its {len(repeated['data'])} files of "
         "answers are the same bytes."
     )
@@ -132,14 +133,19 @@ def variants(path: str | Path, *, rng: np.random.Generator, n_resamples: int = 2
         for pair in json.loads(Path(path).read_text(encoding="utf-8")):
             tried, other = pair["tried"], pair["instead_of"]
             found = _compare(other["point"], tried["point"], rng=rng, n_resamples=n_resamples)
-            name = ", ".join(
-                f"{setting.replace('_', ' ')} {_setting(value)} instead of {_setting(other['recipe'][setting])}"
-                for setting, value in tried["recipe"].items()
-                if value != other["recipe"][setting] and setting not in LENGTH
-            )
+            name = _differing(tried["recipe"], other["recipe"], ignore=LENGTH)
             shown = {"arm": pair["arm"], "variant": name, "tokens": tried["point"]["tokens"], "difference": found.value}
             rows.append(shown | {"low": found.low, "high": found.high, "answers": found.n})
     return pd.DataFrame(rows)
+
+
+def _differing(recipe: dict[str, Any], other: dict[str, Any], *, ignore: tuple[str, ...] = ()) -> str:
+    """Settings that both recipes name and that differ; older recipes name fewer."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_setting(value)} instead of {_setting(other[name])}"
+        for name, value in recipe.items()
+        if value != other.get(name, value) and name not in ignore
+    )
 
 
 def _setting(value: Any) -> str:

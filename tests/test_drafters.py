@@ -80,6 +80,7 @@ def test_variants_are_compared_on_the_same_answers(folder):
 def test_a_repetition_is_judged_by_the_interval_of_the_last_point(folder, blocks, words):
     """60 and 40 tokens in 20 and 30 blocks: 2.0, resampled between 1.33 and 3."""
     log = drafters.training_log(folder) | {"data": [{"shard": "a", "sha256": "1"}, {"shard": "b", "sha256": "2"}]}
+    log |= {"recipe": {"seed": 0}}
     (folder / "training.json").write_text(json.dumps(log))
     nothing = drafters.repetitions([folder], rng=np.random.default_rng(0))
     assert nothing == "No repetition of eagle's training is recorded."
@@ -90,6 +91,10 @@ def test_a_repetition_is_judged_by_the_interval_of_the_last_point(folder, blocks
     (folder / "repeated" / "training.json").write_text(json.dumps(again))
     told = drafters.repetitions([folder], rng=np.random.default_rng(0))
     assert words in told and (not blocks or told.endswith("1 of its 1 files of answers are the same bytes."))
+    assert "instead of" not in told
+    (folder / "repeated" / "training.json").write_text(json.dumps(again | {"recipe": {"seed": 7}}))
+    told = drafters.repetitions([folder], rng=np.random.default_rng(0))
+    assert (", with seed 7 instead of 0, ends" in told) == bool(blocks)
 
 
 @pytest.mark.parametrize(
