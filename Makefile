@@ -59,6 +59,7 @@ bench: env-all
 
 lint: env
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
 refresh: env
 	@.venv/bin/python -m specsel.release

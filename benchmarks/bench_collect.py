@@ -68,8 +68,9 @@ def main(per_workload: int = 8, few: int = 4, max_new: int = 96) -> None:
         for first in collector.starts:
             collector.score_group(first)
         batched_s = clock() - start
-        lines = [path.read_text("utf-8").splitlines()[1:] for first in collector.starts
-                 for path in collector.parts_of(first)]
+        lines = [
+            path.read_text("utf-8").splitlines()[1:] for first in collector.starts for path in collector.parts_of(first)
+        ]
     logged = [[{a: e["accepted"] for a, e in json.loads(line)["arms"].items()} for line in part] for part in lines]
     chosen = range(0, len(lines), max(1, len(lines) // few))[:few]
     features, start, slow = engine.Features(target), clock(), []

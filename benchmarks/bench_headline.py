@@ -21,8 +21,11 @@ from specsel.statistics import bootstrap_requests
 
 def simulated(requests):
     """A log of so many requests over four workloads, 1,138 of them about 190,000 positions."""
-    model = Model(requests_per_workload=max(2, round(requests / 4)), output_len=(110, 224),
-                  passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)))
+    model = Model(
+        requests_per_workload=max(2, round(requests / 4)),
+        output_len=(110, 224),
+        passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)),
+    )
     return simulate_positions(model, rng=np.random.default_rng(7))
 
 
@@ -55,16 +58,24 @@ def main():
     print(f"{log.run}: {size}", flush=True)
     start = time.perf_counter()
     seconds, claims = timed(lambda: headline(log, rng=np.random.default_rng(0)))
-    print(f"headline, {len(claims)} claims, 10,000 resamples each: {time.perf_counter() - start:.2f} s, "
-          f"{seconds:.2f} processor seconds, {os.cpu_count()} cores", flush=True)
+    print(
+        f"headline, {len(claims)} claims, 10,000 resamples each: {time.perf_counter() - start:.2f} s, "
+        f"{seconds:.2f} processor seconds, {os.cpu_count()} cores",
+        flush=True,
+    )
     sums = redraft_sums(blocks, np.zeros(blocks.n_blocks, dtype=bool))
     fast, _ = timed(lambda: bootstrap_requests(oracle_gap, sums, strata=blocks.workload, rng=np.random.default_rng(0)))
     counts, few = blocks.emitted, 20
-    slow, _ = timed(lambda: loop_over_rows(counts.max(axis=1), counts[:, blocks.arms.index(blocks.path_arm)], few,
-                                           np.random.default_rng(0)))
+    slow, _ = timed(
+        lambda: loop_over_rows(
+            counts.max(axis=1), counts[:, blocks.arms.index(blocks.path_arm)], few, np.random.default_rng(0)
+        )
+    )
     slow *= 10_000 / few
-    print(f"oracle gap, 10,000 resamples of requests: {fast:.3f} s; Python loop over block rows: {slow:.1f} s "
-          f"(from {few} resamples); {slow / fast:.0f} times faster")
+    print(
+        f"oracle gap, 10,000 resamples of requests: {fast:.3f} s; Python loop over block rows: {slow:.1f} s "
+        f"(from {few} resamples); {slow / fast:.0f} times faster"
+    )
 
 
 if __name__ == "__main__":

@@ -33,13 +33,17 @@ def campaign():
     log = simulated(REQUESTS + 2, with_stats=True).select(np.arange(1, REQUESTS + 1))
     lengths = np.diff(log.starts)
     cut = np.full(REQUESTS, (log.n_positions - POSITIONS) // REQUESTS)
-    cut[:(log.n_positions - POSITIONS) % REQUESTS] += 1
+    cut[: (log.n_positions - POSITIONS) % REQUESTS] += 1
     keep = log.position >= np.repeat(cut, lengths)
     rows = {name: getattr(log, name)[keep] for name in ("proposed", "accepted", "on_path", "remaining")}
-    return replace(log, **rows, starts=np.concatenate([[0], np.cumsum(lengths - cut)]),
-                   position=(log.position - np.repeat(cut, lengths))[keep],
-                   context={n: v[keep] for n, v in log.context.items()},
-                   stats={n: v[keep] for n, v in log.stats.items()})
+    return replace(
+        log,
+        **rows,
+        starts=np.concatenate([[0], np.cumsum(lengths - cut)]),
+        position=(log.position - np.repeat(cut, lengths))[keep],
+        context={n: v[keep] for n, v in log.context.items()},
+        stats={n: v[keep] for n, v in log.stats.items()},
+    )
 
 
 def seconds(function):
@@ -85,10 +89,13 @@ def table(n_seeds, *, tuned):
     found = compare(train, test, rng=rng, seeds=range(n_seeds), tuned=tuned, workers=2)
     wall, spent = time.perf_counter() - start, used() - before
     kinds = ", ".join(f"{n} {name or 'without feedback'}" for name, n in found.groupby("feedback").size().items())
-    print(f"policy table of {log.n_requests:,} requests, {log.n_positions:,} positions, {log.n_arms} arms: "
-          f"{len(found)} rows ({kinds}), {n_seeds} seeds, "
-          f"{'tuned on one half, shown on the other' if tuned else 'not tuned'}: {spent:.0f} processor seconds, "
-          f"{spent / 2:.0f} s on two free cores; {wall:.0f} s of wall clock here", flush=True)
+    print(
+        f"policy table of {log.n_requests:,} requests, {log.n_positions:,} positions, {log.n_arms} arms: "
+        f"{len(found)} rows ({kinds}), {n_seeds} seeds, "
+        f"{'tuned on one half, shown on the other' if tuned else 'not tuned'}: {spent:.0f} processor seconds, "
+        f"{spent / 2:.0f} s on two free cores; {wall:.0f} s of wall clock here",
+        flush=True,
+    )
     return found
 
 

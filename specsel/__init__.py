@@ -2,6 +2,7 @@
 
 `import specsel` loads nothing: names and submodules resolve on first use, and only `specsel.engine` needs torch.
 """
+
 from importlib import import_module
 
 __version__ = "0.1.0"

@@ -5,6 +5,7 @@ The published model (original study, section "break-even") charges every drafter
 with medians of measured seconds: t_draft per arm and context length, t_verify per number of rows, catch-up and
 overhead. Not handled here: intervals, fitted numbers.
 """
+
 from __future__ import annotations
 
 import json
@@ -70,8 +71,9 @@ def break_even_rhos(token_gain: np.ndarray, rate: np.ndarray, alpha: float = 0.0
     """`break_even_rho` for arrays (token gain = capture x gap), unchecked; nan where nothing is redrafted."""
     gain, rate = np.asarray(token_gain, dtype=float), np.asarray(rate, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(gain <= rate * alpha, 0.0,
-                         np.where(gain >= rate, np.inf, (gain - rate * alpha) / (rate - gain)))
+        found = np.where(
+            gain <= rate * alpha, 0.0, np.where(gain >= rate, np.inf, (gain - rate * alpha) / (rate - gain))
+        )
     return np.where(rate > 0, found, np.nan)
 
 
@@ -87,8 +89,9 @@ def max_alpha(gap: float, capture: float, rate: float, rho: float = 0.0) -> floa
     return max(0.0, capture * gap * (1 + rho) / rate - rho) if rate > 0 else None
 
 
-def best_selector(captures: Iterable[float], rates: Iterable[float], gap: float, rho: float,
-                  alpha: float = 0.0) -> tuple[float, int]:
+def best_selector(
+    captures: Iterable[float], rates: Iterable[float], gap: float, rho: float, alpha: float = 0.0
+) -> tuple[float, int]:
     """Highest relative speed over a threshold frontier, and its index (the first on ties).
 
     >>> best_selector([0.0, 0.6, 1.0], [0.0, 0.4, 1.0], gap=0.133, rho=0.2)[1]
@@ -174,9 +177,16 @@ class Costs:
         found = self.spreads.get(("overhead", None, None))
         return found.median_s if found else 0.0
 
-    def block_s(self, arms: tuple[str, ...], proposed: np.ndarray, context: np.ndarray, *,
-                ran: np.ndarray | None = None,
-                rows: np.ndarray | None = None, stale: np.ndarray | None = None) -> np.ndarray:
+    def block_s(
+        self,
+        arms: tuple[str, ...],
+        proposed: np.ndarray,
+        context: np.ndarray,
+        *,
+        ran: np.ndarray | None = None,
+        rows: np.ndarray | None = None,
+        stale: np.ndarray | None = None,
+    ) -> np.ndarray:
         """(B,) seconds of blocks: drafts of the arms that ran + one verification + catch-up of the stale ones +
         overhead.
 
@@ -204,9 +214,19 @@ class Costs:
 
     def table(self) -> pd.DataFrame:
         """One row per timed thing: median, quartiles, number of timings, dropped warm-up calls."""
-        rows = [{"what": what, "of": "" if of is None else str(of), "context": context, "median_s": s.median_s,
-                 "low_s": s.low_s,
-                 "high_s": s.high_s, "n": s.n, "dropped": s.dropped} for (what, of, context), s in self.spreads.items()]
+        rows = [
+            {
+                "what": what,
+                "of": "" if of is None else str(of),
+                "context": context,
+                "median_s": s.median_s,
+                "low_s": s.low_s,
+                "high_s": s.high_s,
+                "n": s.n,
+                "dropped": s.dropped,
+            }
+            for (what, of, context), s in self.spreads.items()
+        ]
         return pd.DataFrame(rows)
 
     def _points(self, what: str, of: str | int) -> list[tuple[int, float]]:
@@ -228,14 +248,17 @@ def read_costs(timings: Mapping[str, Any]) -> Costs:
     groups: dict[tuple, list[float]] = defaultdict(list)
     for number, sample in enumerate(timings.get("samples", [])):
         if not isinstance(sample.get("seconds"), Real) or "what" not in sample:
-            raise CostError(f"timings.json, sample {number}: needs 'what' and a number 'seconds', found {sample}; "
-                            "run `specsel time` again")
+            raise CostError(
+                f"timings.json, sample {number}: needs 'what' and a number 'seconds', found {sample}; "
+                "run `specsel time` again"
+            )
         groups[sample["what"], sample.get("arm", sample.get("rows")), sample.get("context")].append(sample["seconds"])
     if not groups:
         raise CostError("timings.json holds no samples, so no speed can be given; run `specsel time`")
     warmup = int(timings.get("warmup", 0))
-    return Costs({key: summarise_timings(values, warmup=warmup) for key, values in groups.items()},
-                 timings.get("hardware", {}))
+    return Costs(
+        {key: summarise_timings(values, warmup=warmup) for key, values in groups.items()}, timings.get("hardware", {})
+    )
 
 
 def load_costs(run: str | Path) -> Costs | None:

@@ -45,10 +45,17 @@ BASES: dict[str, Policy] = {
     "beta_thompson": free.BetaThompson(),
 }
 ALIASES = {
-    "follow_the_leader": "ftl", "contextual_follow_the_leader": "contextual_ftl", "uniform_random": "random",
-    "discounted_ucb": "d_ucb", "sliding_window_ucb": "sw_ucb", "ucbspec": "ucbspec_paper", "normal_hedge": "hedgespec",
-    "normalhedge": "hedgespec", "match_gate_6": "match_gate",
-    "cas_spec": "ema_per_cost", "whiflash": "entropy_gate",
+    "follow_the_leader": "ftl",
+    "contextual_follow_the_leader": "contextual_ftl",
+    "uniform_random": "random",
+    "discounted_ucb": "d_ucb",
+    "sliding_window_ucb": "sw_ucb",
+    "ucbspec": "ucbspec_paper",
+    "normal_hedge": "hedgespec",
+    "normalhedge": "hedgespec",
+    "match_gate_6": "match_gate",
+    "cas_spec": "ema_per_cost",
+    "whiflash": "entropy_gate",
 }
 PERSISTENT = ("ftl", "ucb1", "hedge_anytime", "gaussian_thompson")  # without context, also shown with state kept
 DETERMINISTIC = ("ucb1", "ucbspec_paper", "ftl", "last_winner", "contextual_ftl")  # ties decide, not random numbers
@@ -99,8 +106,10 @@ def policy_by_name(name: str, log: PositionLog, *, fit_on: PositionLog | None = 
         policy = BASES[key]
         return replace(policy, prefer=model_arm_first(log)) if isinstance(policy, free.FollowTheLeader) else policy
     if key not in CONTEXTUAL:
-        raise SpecselError(f"there is no policy {name!r}; expected fixed:ARM with an arm of {', '.join(log.arms)}, "
-                           f"or one of {', '.join((*PLANS, *learner_names()))}")
+        raise SpecselError(
+            f"there is no policy {name!r}; expected fixed:ARM with an arm of {', '.join(log.arms)}, "
+            f"or one of {', '.join((*PLANS, *learner_names()))}"
+        )
     return CONTEXTUAL[key](fit_on or log)
 
 
@@ -130,10 +139,18 @@ def context_of(policy: Policy) -> str:
 
 def describe(log: PositionLog) -> pd.DataFrame:
     """One row per policy that the log allows: name, source, what it sees and reads, how delayed counts reach it."""
-    return pd.DataFrame([
-        {"policy": name, "source": policy.source, "sees": policy.sees, "reads": ", ".join(policy.reads),
-         "release": policy.release if policy.sees in ("every arm", "either") else ""}
-        for name, policy in allowed(log, learner_names()).items()])
+    return pd.DataFrame(
+        [
+            {
+                "policy": name,
+                "source": policy.source,
+                "sees": policy.sees,
+                "reads": ", ".join(policy.reads),
+                "release": policy.release if policy.sees in ("every arm", "either") else "",
+            }
+            for name, policy in allowed(log, learner_names()).items()
+        ]
+    )
 
 
 def _fixed_plan(name: str, log: PositionLog) -> Plan:
@@ -160,8 +177,10 @@ def _pair(log: PositionLog) -> tuple[int, int]:
     """The lookup arm, and the best fixed arm among the others."""
     lookup = lookup_arm(log)
     if lookup is None or log.n_arms < 2:
-        raise SpecselError(f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so a gate has nothing to "
-                           "choose; take another policy")
+        raise SpecselError(
+            f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so a gate has nothing to "
+            "choose; take another policy"
+        )
     others = [k for k in range(log.n_arms) if k != lookup]
     return lookup, min(others, key=lambda k: fixed(log, k).blocks.sum())
 
@@ -206,9 +225,13 @@ def _entropy_gate(log: PositionLog) -> Policy:
     values = feature_column(log, "target_entropy")
     if np.isnan(values).all():
         raise SpecselError(f"{log.run}: the log has no target entropy; choose another policy")
-    gates = [ctx.Gate("target_entropy", float(t), above, below)
-             for t in np.nanquantile(values, (0.1, 0.25, 0.4, 0.6, 0.75, 0.9))
-             for above in range(log.n_arms) for below in range(log.n_arms) if above != below]
+    gates = [
+        ctx.Gate("target_entropy", float(t), above, below)
+        for t in np.nanquantile(values, (0.1, 0.25, 0.4, 0.6, 0.75, 0.9))
+        for above in range(log.n_arms)
+        for below in range(log.n_arms)
+        if above != below
+    ]
     plans = [Plan("", np.where(values >= g.threshold, g.above, g.below)) for g in gates]
     return gates[int(np.argmin([follow(log, plan).blocks.sum() for plan in plans]))]
 

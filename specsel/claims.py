@@ -4,6 +4,7 @@ A claim holds a value, its unit, a label (MEASURED, SIM, REPORTED), a 95 % inter
 its origin. `open_ledger` starts the claims file of one notebook, `publish` adds to it, `cite` turns a reference of the
 prose into text. Nothing is computed here.
 """
+
 from __future__ import annotations
 
 import json
@@ -76,8 +77,10 @@ class Ledger:
         """Store one claim; the same name with another content is refused."""
         old = self.claims.get(claim.name)
         if old is not None and old.to_dict() != claim.to_dict():
-            raise ClaimError(f"claim '{claim.name}' was already published as {old} and now comes as {claim}; give the "
-                             "second one another name, or run the notebook from its first cell")
+            raise ClaimError(
+                f"claim '{claim.name}' was already published as {old} and now comes as {claim}; give the "
+                "second one another name, or run the notebook from its first cell"
+            )
         self.claims[claim.name] = claim
         self.write()
         return claim
@@ -106,9 +109,19 @@ def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: s
     return ledger
 
 
-def make_claim(name: str, value: Any, *, label: Label | str, unit: str = "", function: str = "", source: str = "",
-               origin: Mapping[str, str] | None = None, headline: bool = False, reason: str = "",
-               n: int | None = None) -> Claim:
+def make_claim(
+    name: str,
+    value: Any,
+    *,
+    label: Label | str,
+    unit: str = "",
+    function: str = "",
+    source: str = "",
+    origin: Mapping[str, str] | None = None,
+    headline: bool = False,
+    reason: str = "",
+    n: int | None = None,
+) -> Claim:
     """Build and check a claim from a number, a sentence, or an Estimate (then interval, n and method come with it).
 
     Raises ClaimError for NaN or infinity, for a headline number without interval, for an undefined value without
@@ -122,19 +135,46 @@ def make_claim(name: str, value: Any, *, label: Label | str, unit: str = "", fun
     parts = {key: _plain(name, item) for key, item in parts.items()}
     if estimate and not reason and str(parts["method"]).startswith(("undefined", "degenerate")):
         reason = str(parts["method"])
-    claim = Claim(name=name, value=_plain(name, value), unit=unit, label=Label(label), headline=headline, reason=reason,
-                  origin=_clean({**(origin or {}), "function": function, "source": source}), **{"n": n, **parts})
+    claim = Claim(
+        name=name,
+        value=_plain(name, value),
+        unit=unit,
+        label=Label(label),
+        headline=headline,
+        reason=reason,
+        origin=_clean({**(origin or {}), "function": function, "source": source}),
+        **{"n": n, **parts},
+    )
     _check(claim)
     return claim
 
 
-def publish(name: str, value: Any, *, label: Label | str, unit: str = "", function: str = "", source: str = "",
-            headline: bool = False, reason: str = "") -> Claim:
-    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError without an open ledger.
-    """
+def publish(
+    name: str,
+    value: Any,
+    *,
+    label: Label | str,
+    unit: str = "",
+    function: str = "",
+    source: str = "",
+    headline: bool = False,
+    reason: str = "",
+) -> Claim:
+    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError when none is open."""
     ledger = _open(name)
-    return ledger.add(make_claim(name, value, label=label, unit=unit, function=function, source=source,
-                                 origin=None if source else ledger.origin, headline=headline, reason=reason))
+    return ledger.add(
+        make_claim(
+            name,
+            value,
+            label=label,
+            unit=unit,
+            function=function,
+            source=source,
+            origin=None if source else ledger.origin,
+            headline=headline,
+            reason=reason,
+        )
+    )
 
 
 def publish_all(claims: list[Claim]) -> list[Claim]:
@@ -151,8 +191,10 @@ def dump_claims(claims: Any) -> bytes:
 def read_claims(folder: str | Path) -> dict[str, dict[str, Claim]]:
     """All claims files of a values folder: notebook -> name -> Claim."""
     files = sorted(Path(folder).glob("*.json"))
-    return {path.stem: {name: Claim.from_dict(entry) for name, entry in json.loads(path.read_text("utf-8")).items()}
-            for path in files}
+    return {
+        path.stem: {name: Claim.from_dict(entry) for name, entry in json.loads(path.read_text("utf-8")).items()}
+        for path in files
+    }
 
 
 def format_value(value: Any, unit: str = "", spec: str = "", *, like: Any = None, bare: bool = False) -> str:
@@ -213,7 +255,7 @@ def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Cla
     if not matches:
         raise KeyError(f"no claim '{rest}' in notebook '{notebook}'; known: {', '.join(sorted(known)) or 'none'}")
     name = max(matches, key=len)
-    spec, bar, variant = rest[len(name):].lstrip(":").partition("|")
+    spec, bar, variant = rest[len(name) :].lstrip(":").partition("|")
     if bar and variant != "value":
         raise KeyError(f"unknown variant '|{variant}' of claim '{reference}'; only '|value' exists")
     return known[name], render(known[name], spec, bare=bool(bar))

@@ -3,6 +3,7 @@
 Exit status 0 = success, 1 = a check failed, 2 = bad input (one sentence on stderr). With --json a command prints one
 object on stdout and nothing else there. Nothing is computed here that a notebook could not call.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,14 +20,25 @@ import typer
 from specsel.engine_cli import add_engine_commands
 from specsel.log import LogWarning, SpecselError
 
-OPTIONS = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None,
-           "pretty_exceptions_enable": False}
-app = typer.Typer(help="Which drafter should speculate on the next block? Logs, replay, selectors, the book.\n\n"
-                       "Example: specsel headline data/runs/campaign", **OPTIONS)
-log_app = typer.Typer(help="Check, summarise, convert, import logs.\n\n"
-                           "Example: specsel log validate data/runs/campaign", **OPTIONS)
-selector_app = typer.Typer(help="Fit a redraft selector that the engine and replay can use.\n\n"
-                                "Example: specsel selector fit data/runs/campaign -o selector.json", **OPTIONS)
+OPTIONS = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+app = typer.Typer(
+    help="Which drafter should speculate on the next block? Logs, replay, selectors, the book.\n\n"
+    "Example: specsel headline data/runs/campaign",
+    **OPTIONS,
+)
+log_app = typer.Typer(
+    help="Check, summarise, convert, import logs.\n\nExample: specsel log validate data/runs/campaign", **OPTIONS
+)
+selector_app = typer.Typer(
+    help="Fit a redraft selector that the engine and replay can use.\n\n"
+    "Example: specsel selector fit data/runs/campaign -o selector.json",
+    **OPTIONS,
+)
 app.add_typer(log_app, name="log")
 app.add_typer(selector_app, name="selector")
 add_engine_commands(app)
@@ -91,8 +103,12 @@ def show(result: dict[str, Any], lines: Iterable[str], as_json: bool) -> None:
 def _table(rows: list[list[str]]) -> list[str]:
     """Rows as aligned columns, the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
-                      for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -130,8 +146,18 @@ def log_summary(run: Run, as_json: Json = False) -> None:
 
     found = summary(read_log(run))
     rows = [["workload", "arm", "requests", "positions", "mean accepted", "block efficiency"]]
-    rows += [[w, arm, str(found["requests"][w]), str(found["positions"][w]), _number(found["mean_accepted"][w][arm]),
-              _number(found["block_efficiency"][w][arm])] for w in found["requests"] for arm in found["arms"]]
+    rows += [
+        [
+            w,
+            arm,
+            str(found["requests"][w]),
+            str(found["positions"][w]),
+            _number(found["mean_accepted"][w][arm]),
+            _number(found["block_efficiency"][w][arm]),
+        ]
+        for w in found["requests"]
+        for arm in found["arms"]
+    ]
     show(found, [f"{found['run']} [{found['label']}], draft length {found['draft_len']}", *_table(rows)], as_json)
 
 
@@ -147,8 +173,9 @@ def log_convert(source: Paths, out: Output) -> None:
 
 
 @log_app.command("import")
-def log_import(source: Annotated[Path, typer.Argument(help="folder of simulator files, or one of them")],
-               out: Output) -> None:
+def log_import(
+    source: Annotated[Path, typer.Argument(help="folder of simulator files, or one of them")], out: Output
+) -> None:
     """Turn somebody else's position log (SpecDecode-Bench simulator files) into a run folder.
 
     Example: specsel log import simulator/data -o runs/specdecode_bench
@@ -162,10 +189,15 @@ def log_import(source: Annotated[Path, typer.Argument(help="folder of simulator 
 
 
 @app.command("replay")
-def replay_command(run: Run, policy: PolicyName = None, selector: SelectorFile = None,
-                   feedback: Annotated[FeedbackMode | None, _option("what the policy sees (default: its need)")] = None,
-                   reset: Annotated[Reset, _option("when the policy forgets")] = Reset.request, seed: Seed = 0,
-                   as_json: Json = False) -> None:
+def replay_command(
+    run: Run,
+    policy: PolicyName = None,
+    selector: SelectorFile = None,
+    feedback: Annotated[FeedbackMode | None, _option("what the policy sees (default: its need)")] = None,
+    reset: Annotated[Reset, _option("when the policy forgets")] = Reset.request,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
     """Replay a policy exactly: how many blocks would it have needed?
 
     Example: specsel replay data/runs/campaign --policy hedgespec --feedback delayed
@@ -180,16 +212,32 @@ def replay_command(run: Run, policy: PolicyName = None, selector: SelectorFile =
     if selector is not None:
         found = _replay_selector(log, selector)
     else:
-        found = replay(log, policy_by_name(policy, log), feedback=feedback and str(feedback), reset=str(reset),
-                       seed=seed, name=policy)
+        found = replay(
+            log,
+            policy_by_name(policy, log),
+            feedback=feedback and str(feedback),
+            reset=str(reset),
+            seed=seed,
+            name=policy,
+        )
     by_workload = found.by_workload()
     rows = [["workload", "requests", "blocks", "emitted", "block efficiency", *log.arms]]
-    rows += [[w, str(r["requests"]), str(r["blocks"]), str(r["emitted"]), _number(r["block_efficiency"]),
-              *map(str, r["pulls"].values())]
-             for w, r in by_workload.items()]
-    show({"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload},
-         [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)],
-         as_json)
+    rows += [
+        [
+            w,
+            str(r["requests"]),
+            str(r["blocks"]),
+            str(r["emitted"]),
+            _number(r["block_efficiency"]),
+            *map(str, r["pulls"].values()),
+        ]
+        for w, r in by_workload.items()
+    ]
+    show(
+        {"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload},
+        [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)],
+        as_json,
+    )
 
 
 def _replay_selector(log: Any, path: Path) -> Any:
@@ -216,11 +264,21 @@ def selector_fit(run: Run, out: Output, dominant: Dominant = None, as_json: Json
     blocks = dominant_blocks(log) if dominant is None else block_view(log, _arm(log, dominant))
     made = fit_selector(blocks, trained_on={"run": log.run, "label": log.label, "log_sha256": log.sha256})
     made.save(out)
-    result = {"selector": str(out), "dominant": made.dominant, "threshold": made.threshold,
-              "features": list(made.features), "blocks": made.trained_on["blocks"]}
-    show(result, [f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
-                  f"trained on {made.trained_on['blocks']:,} blocks of {made.trained_on['requests']:,} requests"],
-         as_json)
+    result = {
+        "selector": str(out),
+        "dominant": made.dominant,
+        "threshold": made.threshold,
+        "features": list(made.features),
+        "blocks": made.trained_on["blocks"],
+    }
+    show(
+        result,
+        [
+            f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
+            f"trained on {made.trained_on['blocks']:,} blocks of {made.trained_on['requests']:,} requests"
+        ],
+        as_json,
+    )
 
 
 def _arm(log: Any, name: str) -> int:
@@ -230,9 +288,14 @@ def _arm(log: Any, name: str) -> int:
 
 
 @app.command("headline")
-def headline_command(run: Run, dominant: Dominant = None, without_loops: NoLoops = False,
-                     resamples: Annotated[int, _option("resamples of each interval", min=1)] = 10_000, seed: Seed = 0,
-                     as_json: Json = False) -> None:
+def headline_command(
+    run: Run,
+    dominant: Dominant = None,
+    without_loops: NoLoops = False,
+    resamples: Annotated[int, _option("resamples of each interval", min=1)] = 10_000,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
     """Every headline figure of the study on this log, with label, interval, number of requests and method.
 
     Example: specsel headline data/runs/campaign --json
@@ -247,47 +310,65 @@ def headline_command(run: Run, dominant: Dominant = None, without_loops: NoLoops
     log = read_log(run)
     if without_loops:
         if log.looping is None:
-            raise SpecselError(f"{log.run}: does not say which requests loop (no requests.jsonl.gz); "
-                               "leave --without-loops out")
+            raise SpecselError(
+                f"{log.run}: does not say which requests loop (no requests.jsonl.gz); leave --without-loops out"
+            )
         log = log.select(~log.looping)
-    claims = headline(log, rng=np.random.default_rng(seed), n_resamples=resamples,
-                      dominant=None if dominant is None else _arm(log, dominant),
-                      costs=load_costs(run))
+    claims = headline(
+        log,
+        rng=np.random.default_rng(seed),
+        n_resamples=resamples,
+        dominant=None if dominant is None else _arm(log, dominant),
+        costs=load_costs(run),
+    )
     show(to_json(claims), [f"{c.name:36s} {render(c, counts=True)}" for c in claims], as_json)
 
 
 @app.command("breakeven")
-def breakeven_command(gap: Annotated[float, _option("oracle gap G, for instance 0.133")],
-                      capture: Annotated[float, _option("capture c, 0..1")],
-                      rate: Annotated[float, _option("redraft rate r, 0..1")],
-                      rho: Annotated[list[float], _option("cost of a draft in verifications; several may follow")],
-                      more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
-                      alpha: Annotated[float, _option("extra verification cost of a redraft")] = 0.0,
-                      as_json: Json = False) -> None:
+def breakeven_command(
+    gap: Annotated[float, _option("oracle gap G, for instance 0.133")],
+    capture: Annotated[float, _option("capture c, 0..1")],
+    rate: Annotated[float, _option("redraft rate r, 0..1")],
+    rho: Annotated[list[float], _option("cost of a draft in verifications; several may follow")],
+    more: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
+    alpha: Annotated[float, _option("extra verification cost of a redraft")] = 0.0,
+    as_json: Json = False,
+) -> None:
     """When token gains become time: the published break-even formula.
 
     Example: specsel breakeven --gap 0.133 --capture 0.61 --rate 0.43 --rho 0.02 0.1 0.2
     """
     from specsel.breakeven import best_of_n, break_even_rho, max_alpha, relative_speed
 
-    rows = [{"rho": r, "best_of_n": best_of_n(gap, r, alpha), "selector": relative_speed(gap, capture, rate, r, alpha)}
-            for r in (*rho, *(more or ()))]
+    rows = [
+        {"rho": r, "best_of_n": best_of_n(gap, r, alpha), "selector": relative_speed(gap, capture, rate, r, alpha)}
+        for r in (*rho, *(more or ()))
+    ]
     limit, largest = break_even_rho(gap, capture, rate, alpha), max_alpha(gap, capture, rate)
     finite = limit if limit is not None and math.isfinite(limit) else None
-    text = [["rho", "best-of-N", "selector"],
-            *([f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows)]
+    text = [
+        ["rho", "best-of-N", "selector"],
+        *([f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows),
+    ]
     shown = "never redrafts" if limit is None else "always pays" if finite is None else _number(limit)
-    show({"rows": rows, "break_even_rho": finite, "max_alpha": largest},
-         [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"], as_json)
+    show(
+        {"rows": rows, "break_even_rho": finite, "max_alpha": largest},
+        [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"],
+        as_json,
+    )
 
 
 # ---- the book, the machine
 
 
 @app.command("book")
-def book_command(run: Annotated[Path | None, _option("run folder for all notebooks instead of their default")] = None,
-                 param: Params = None, parameters: ParamFile = None, out: Pages = None,
-                 pdf: Annotated[bool, _option("print the book as one PDF (needs Chromium)", "--pdf")] = False) -> None:
+def book_command(
+    run: Annotated[Path | None, _option("run folder for all notebooks instead of their default")] = None,
+    param: Params = None,
+    parameters: ParamFile = None,
+    out: Pages = None,
+    pdf: Annotated[bool, _option("print the book as one PDF (needs Chromium)", "--pdf")] = False,
+) -> None:
     """Run the notebooks and build the book; nothing of it needs torch.
 
     Example: specsel book --run data/runs/campaign
@@ -308,8 +389,10 @@ def _parameters(pairs: list[str], path: Path | None) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text("utf-8")) or {} if path else {}
         wrong = [pair for pair in pairs if "=" not in pair]
         if wrong or not isinstance(found, dict):
-            raise SpecselError(f"{wrong[0] if wrong else path}: is no notebook parameter; write name=value, "
-                               "or a YAML file of such pairs")
+            raise SpecselError(
+                f"{wrong[0] if wrong else path}: is no notebook parameter; write name=value, "
+                "or a YAML file of such pairs"
+            )
         return found | {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in pairs)}
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]

@@ -126,8 +126,11 @@ class _Reader:
         for found in {r["workload"] for r in records}:
             self.first_file.setdefault(found, number)
         if workload is not None:
-            self.faults += [Fault(name, n, "workload", f"is {r['workload']!r} in the file of workload {workload!r}")
-                            for n, r in zip(lines, records, strict=False) if r["workload"] != workload]
+            self.faults += [
+                Fault(name, n, "workload", f"is {r['workload']!r} in the file of workload {workload!r}")
+                for n, r in zip(lines, records, strict=False)
+                if r["workload"] != workload
+            ]
         n = len(records)
         self.parts.append(columns | {"id": np.array(ids), "line": np.array(lines), "file": np.full(n, number)})
 
@@ -139,7 +142,7 @@ def _chunks(text: str, name: str, faults: list[Fault]) -> Iterator[tuple[list[in
         faults.append(Fault(name, None, None, "is empty: it holds no record; collect it again"))
     for start in range(0, len(lines), CHUNK):
         numbers, records = [], []
-        for number, line in enumerate(lines[start:start + CHUNK], start + 1):
+        for number, line in enumerate(lines[start : start + CHUNK], start + 1):
             if not line or line.isspace():
                 continue
             try:
@@ -147,8 +150,16 @@ def _chunks(text: str, name: str, faults: list[Fault]) -> Iterator[tuple[list[in
                 numbers.append(number)
             except ValueError as error:
                 torn = number == len(lines)  # no line end after it
-                faults.append(Fault(name, number, None, f"is cut short: the file ends inside this record ({error}); "
-                                    "resume the collection" if torn else str(error)))
+                faults.append(
+                    Fault(
+                        name,
+                        number,
+                        None,
+                        f"is cut short: the file ends inside this record ({error}); resume the collection"
+                        if torn
+                        else str(error),
+                    )
+                )
         if records:
             yield numbers, records
 
@@ -157,17 +168,26 @@ def _columns(records: list[dict], arms: tuple[str, ...], draft_len: int | None) 
     """Columns of records that are all as expected, else None."""
     fields = {f: [r[f] for r in records] for f in REQUIRED}
     versions = [r[f] for r in records for f in ("schema", "schema_version") if f in r]
-    if (not _only(fields["workload"], str) or not _only(fields["request"], str) or not _only(fields["on_path"], bool)
-            or not all(fields["workload"] + fields["request"])
-            or not "".join(fields["workload"] + fields["request"]).isprintable()
-            or not set(map(type, versions)) <= {int, float} or set(versions) - {SCHEMA}
-            or set(map(len, fields["arms"])) != {len(arms)}):
+    if (
+        not _only(fields["workload"], str)
+        or not _only(fields["request"], str)
+        or not _only(fields["on_path"], bool)
+        or not all(fields["workload"] + fields["request"])
+        or not "".join(fields["workload"] + fields["request"]).isprintable()
+        or not set(map(type, versions)) <= {int, float}
+        or set(versions) - {SCHEMA}
+        or set(map(len, fields["arms"])) != {len(arms)}
+    ):
         return None
     drafts = [[entry[name] for entry in fields["arms"]] for name in arms]
     found = {f: _numbers(fields[f]) for f in ("position", "remaining")}
     found["on_path"] = np.array(fields["on_path"])
-    found |= {f: np.stack([_numbers([d[f] for d in arm] if f == "proposed" else [d.get(f) for d in arm])
-                           for arm in drafts], axis=1) for f in ("proposed", "accepted")}
+    found |= {
+        f: np.stack(
+            [_numbers([d[f] for d in arm] if f == "proposed" else [d.get(f) for d in arm]) for arm in drafts], axis=1
+        )
+        for f in ("proposed", "accepted")
+    }
     found |= {f: np.stack([_numbers([d.get(f) for d in arm]) for arm in drafts], axis=1) for f in ARM_STATS}
     given = [{} if r.get("context") is None else r["context"] for r in records]
     if not _only(given, dict):
@@ -206,12 +226,16 @@ def _in_range(c: dict[str, np.ndarray], draft_len: int | None) -> bool:
     matches = [c[f] for f in ("match_length", "context.match_length") if f in c]
     reals = [(f, c[f]) for f in (*STATS, *(f"context.{n}" for n in CONTEXT[1:])) if f in c]
     return bool(
-        _whole(c["position"], 0) and _whole(c["remaining"], 1) and all(_whole(x, 0) for x in counts)
-        and (counts[0] <= np.minimum(counts[1], left)).all() and (counts[1] <= cap).all()
+        _whole(c["position"], 0)
+        and _whole(c["remaining"], 1)
+        and all(_whole(x, 0) for x in counts)
+        and (counts[0] <= np.minimum(counts[1], left)).all()
+        and (counts[1] <= cap).all()
         and (asked | np.isnan(accepted) | (accepted == 0)).all()
         and all(_whole(np.where(np.isnan(m), 0, m), 0) for m in matches)
         and all(((x >= 0) & (x <= highest_of(f) + SLACK) & np.isfinite(x) | np.isnan(x)).all() for f, x in reals)
-        and not any((c["conf_min"] > c[f] + SLACK).any() for f in ("conf_mean", "conf_first")))
+        and not any((c["conf_min"] > c[f] + SLACK).any() for f in ("conf_mean", "conf_first"))
+    )
 
 
 def _whole(values: np.ndarray, least: int) -> bool:
@@ -221,8 +245,9 @@ def _whole(values: np.ndarray, least: int) -> bool:
 # ---- checks that need several records
 
 
-def read_columns(files: list[Path], *, arms: tuple[str, ...] | None, draft_len: int | None, named: bool,
-                 path_arm: str | None) -> tuple[Columns, list[Fault]]:
+def read_columns(
+    files: list[Path], *, arms: tuple[str, ...] | None, draft_len: int | None, named: bool, path_arm: str | None
+) -> tuple[Columns, list[Fault]]:
     """Columns of the files, in canonical order, and all faults; ``named``: a blocks_<w> file holds workload w only."""
     reader = _Reader(arms, draft_len)
     for number, path in enumerate(files):
@@ -283,11 +308,24 @@ class _Table:
             n: np.nan_to_num(c[n], nan=-1 if n == "proposed" else 0).astype(np.int16) for n in ("proposed", "accepted")
         }
         columns = Columns(
-            arms, workloads, tuple(r for _, r in self.keys), np.array([workloads.index(w) for w, _ in self.keys]),
-            self.starts, counts["proposed"], counts["accepted"], c["on_path"], c["position"].astype(np.int32),
-            c["remaining"].astype(np.int32), {n: c[f"context.{n}"] for n in CONTEXT if f"context.{n}" in c},
-            {n: c[n] for n in ARM_STATS}, c["source"].astype(np.int8) if (c["source"] >= 0).any() else None,
-            complete, self.path_arm, notes, self.repeats)
+            arms,
+            workloads,
+            tuple(r for _, r in self.keys),
+            np.array([workloads.index(w) for w, _ in self.keys]),
+            self.starts,
+            counts["proposed"],
+            counts["accepted"],
+            c["on_path"],
+            c["position"].astype(np.int32),
+            c["remaining"].astype(np.int32),
+            {n: c[f"context.{n}"] for n in CONTEXT if f"context.{n}" in c},
+            {n: c[n] for n in ARM_STATS},
+            c["source"].astype(np.int8) if (c["source"] >= 0).any() else None,
+            complete,
+            self.path_arm,
+            notes,
+            self.repeats,
+        )
         return columns, self.faults
 
     def check_repeats(self) -> None:
@@ -296,10 +334,14 @@ class _Table:
         same = np.concatenate([[False], (np.diff(c["id"]) == 0) & (np.diff(c["position"]) == 0)])
         first = np.maximum.accumulate(np.where(same, 0, np.arange(len(same))))
         for row in np.flatnonzero(same):
-            equal = all(np.array_equal(v[row], v[first[row]], equal_nan=v.dtype.kind == "f")
-                        for n, v in c.items() if n not in ("file", "line") and not n.startswith("has."))
+            equal = all(
+                np.array_equal(v[row], v[first[row]], equal_nan=v.dtype.kind == "f")
+                for n, v in c.items()
+                if n not in ("file", "line") and not n.startswith("has.")
+            )
             where = f"line {int(c['line'][first[row]])}" + (
-                f" of {self.files[c['file'][first[row]]]}" if c["file"][row] != c["file"][first[row]] else "")
+                f" of {self.files[c['file'][first[row]]]}" if c["file"][row] != c["file"][first[row]] else ""
+            )
             place = f"request {self.keys[c['id'][row]][1]!r}, position {int(c['position'][row])}"
             if equal:
                 name = self.files[c["file"][row]]
@@ -318,9 +360,13 @@ class _Table:
             values, counts = np.unique(total[rows], return_counts=True)
             usual = values[counts.argmax()]
             for row in rows[total[rows] != usual]:
-                self.fault(row, "remaining", f"is {int(self.c['remaining'][row])}, but the output of request "
-                           f"{self.keys[r][1]!r} ends {int(usual)} tokens after its start (expected "
-                           f"{int(usual - self.c['position'][row])})")
+                self.fault(
+                    row,
+                    "remaining",
+                    f"is {int(self.c['remaining'][row])}, but the output of request "
+                    f"{self.keys[r][1]!r} ends {int(usual)} tokens after its start (expected "
+                    f"{int(usual - self.c['position'][row])})",
+                )
 
     def check_statistics(self) -> None:
         """A statistic that an arm has on some lines and not on others (two writers): missing is null, never 0."""
@@ -332,9 +378,12 @@ class _Table:
                     rows = np.flatnonzero(drafted[:, k] & (self.c["source"][:, k] == source))
                     lacking = rows[~has[rows, k]]
                     if 0 < len(lacking) < len(rows):
-                        self.fault(lacking[np.argmin(self.c["line"][lacking])], f"arms.{name}.{field}",
-                                   f"is missing on {len(lacking)} of {len(rows)} lines with a draft of this arm; "
-                                   "write null for a missing value, or keep the lines of one writer")
+                        self.fault(
+                            lacking[np.argmin(self.c["line"][lacking])],
+                            f"arms.{name}.{field}",
+                            f"is missing on {len(lacking)} of {len(rows)} lines with a draft of this arm; "
+                            "write null for a missing value, or keep the lines of one writer",
+                        )
 
     def check_gaps(self) -> bool:
         """Is every position of every request here? Otherwise the log must be the blocks of one arm, or it has gaps."""

@@ -25,8 +25,10 @@ MATCH_EDGES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 class Gate(Policy):
     """Arm ``above`` when a feature reaches a threshold, arm ``below`` otherwise and where it is missing."""
 
-    source: ClassVar[str] = ("match gates: SAM-Decoding 2411.10666, SuffixDecoding 2411.04975, vLLM PR 24344; "
-                             "entropy gates: ReSpec 2511.01282, WhiFlash 2606.07710 (thresholds are not known)")
+    source: ClassVar[str] = (
+        "match gates: SAM-Decoding 2411.10666, SuffixDecoding 2411.04975, vLLM PR 24344; "
+        "entropy gates: ReSpec 2511.01282, WhiFlash 2606.07710 (thresholds are not known)"
+    )
     feature: str
     threshold: float
     above: int
@@ -72,8 +74,10 @@ class PerContext(Policy):
     def start(self, n: int, n_arms: int) -> State:
         size = len(self.edges) + 3  # the bins, missing, and all contexts together
         state = self.inner.start(n * size, n_arms)
-        return {"rounds": np.zeros((n, size), dtype=int),
-                **{k: v.reshape(n, size, *v.shape[1:]) for k, v in state.items()}}
+        return {
+            "rounds": np.zeros((n, size), dtype=int),
+            **{k: v.reshape(n, size, *v.shape[1:]) for k, v in state.items()},
+        }
 
     def context(self, view: View) -> np.ndarray:
         """(n,) bin of each stream."""
@@ -121,8 +125,10 @@ class LinearPolicy(Policy):
 
     def start(self, n: int, n_arms: int) -> State:
         if self.ridge <= 0 or self.noise <= 0:
-            raise ValueError(f"ridge is {self.ridge} and noise {self.noise}; both must be above 0, "
-                             "or the first arm is chosen for ever")
+            raise ValueError(
+                f"ridge is {self.ridge} and noise {self.noise}; both must be above 0, "
+                "or the first arm is chosen for ever"
+            )
         d = len(self.features) + 1
         return {"inverse": np.tile(np.eye(d) / self.ridge, (n, n_arms, 1, 1)), "vector": np.zeros((n, n_arms, d))}
 
@@ -237,8 +243,10 @@ class HedgeOverExperts(EXP4):
 class Router(Policy):
     """The arm with the highest linear score of the features, decided every ``every`` blocks (0: once per request)."""
 
-    source: ClassVar[str] = ("every 4 blocks: like MemSpec 2608.10362; once per request: like 2408.08470, TaskSpec "
-                             "2505.08600; every block: like WhiFlash 2606.07710; our features, linear or logistic fit")
+    source: ClassVar[str] = (
+        "every 4 blocks: like MemSpec 2608.10362; once per request: like 2408.08470, TaskSpec "
+        "2505.08600; every block: like WhiFlash 2606.07710; our features, linear or logistic fit"
+    )
     features: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]  # (d, K)
     every: int = 1
@@ -258,15 +266,17 @@ class Router(Policy):
         return state["arm"].copy()
 
 
-def fit_linear_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int,
-                      ridge: float = 1.0) -> Router:
+def fit_linear_router(
+    x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int, ridge: float = 1.0
+) -> Router:
     """A router that predicts each arm's emitted tokens (n, K) by ridge regression on x = design(...), (n, d)."""
     weights = np.linalg.solve(x.T @ x + ridge * np.eye(x.shape[1]), x.T @ emitted)
     return Router(features, tuple(map(tuple, weights.tolist())), every)
 
 
-def fit_classifier_router(x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int,
-                          inverse_ridge: float = 1.0) -> Router:
+def fit_classifier_router(
+    x: np.ndarray, emitted: np.ndarray, features: tuple[str, ...], *, every: int, inverse_ridge: float = 1.0
+) -> Router:
     """A router that predicts which arm emits most, by logistic regression; never-best arms are never chosen."""
     best = emitted.argmax(axis=1)
     classes = np.unique(best)
@@ -277,5 +287,5 @@ def fit_classifier_router(x: np.ndarray, emitted: np.ndarray, features: tuple[st
             warnings.simplefilter("ignore", ConvergenceWarning)  # ridge keeps the weights bounded either way
             model = LogisticRegression(C=inverse_ridge, max_iter=500).fit(x[:, 1:], best)
         scores = np.vstack([model.intercept_, model.coef_.T])  # (d, classes); one column when there are two classes
-        weights[:, classes[-scores.shape[1]:]] = scores
+        weights[:, classes[-scores.shape[1] :]] = scores
     return Router(features, tuple(map(tuple, weights.tolist())), every)

@@ -3,6 +3,7 @@
 The corpora are drawn and resampled side by side, as columns of one table, so that a thousand cost seconds. The result
 is stored (`python -m specsel.coverage`), and the book reads it. Labelled SIM: nothing measured enters.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -27,9 +28,16 @@ from specsel.statistics import Statistic, bootstrap_many, bootstrap_rows, pooled
 
 # correlated blocks (a large request effect), rankings that flip inside a request and between workloads
 CORRELATED = Model(
-    arms=("first", "second"), workloads=("u", "v", "w"), logit=((0.6, 0.0), (0.9, 0.4), (-0.1, 0.8)),
-    passage=((0.6, -0.6), (-0.6, 0.6)), request_sd=0.8, no_draft=(0.0, 0.1), silent=(), requests_per_workload=40,
-    output_len=(20, 40))
+    arms=("first", "second"),
+    workloads=("u", "v", "w"),
+    logit=((0.6, 0.0), (0.9, 0.4), (-0.1, 0.8)),
+    passage=((0.6, -0.6), (-0.6, 0.6)),
+    request_sd=0.8,
+    no_draft=(0.0, 0.1),
+    silent=(),
+    requests_per_workload=40,
+    output_len=(20, 40),
+)
 FILE = "data/studies/coverage.json"
 SEED, CORPORA, CHUNK = 20_261, 1_000, 25
 SIZES = (40, 300)  # requests per workload: a small log, and a campaign
@@ -59,8 +67,15 @@ QUANTITIES: Mapping[str, Statistic] = {
 BY_BLOCKS: Mapping[str, Statistic] = {"block efficiency": pooled_ratio, "oracle gap": lambda s: pooled_ratio(s) - 1}
 
 
-def coverage_study(model: Model = CORRELATED, *, sizes: Sequence[int] = SIZES, seed: int = SEED, corpora: int = CORPORA,
-                   n_resamples: int = 1_000, level: float = 0.95) -> dict[str, Any]:
+def coverage_study(
+    model: Model = CORRELATED,
+    *,
+    sizes: Sequence[int] = SIZES,
+    seed: int = SEED,
+    corpora: int = CORPORA,
+    n_resamples: int = 1_000,
+    level: float = 0.95,
+) -> dict[str, Any]:
     """One interval per quantity and corpus of the model, and how many hold the truth, per chunk of corpora.
 
     With requests as the unit of resampling for every quantity, with blocks for two, for corpora of several sizes
@@ -73,13 +88,28 @@ def coverage_study(model: Model = CORRELATED, *, sizes: Sequence[int] = SIZES, s
         for number in range(-(-corpora // CHUNK)):
             count = min(CHUNK, corpora - number * CHUNK)
             for (quantity, unit), found in _chunk(sized, count, (seed, size, number), n_resamples, level).items():
-                fresh = {"quantity": quantity, "unit": unit, "requests": size, "truth": truths[quantity], "held": [],
-                         "width": 0.0, "method": found[0].method}
+                fresh = {
+                    "quantity": quantity,
+                    "unit": unit,
+                    "requests": size,
+                    "truth": truths[quantity],
+                    "held": [],
+                    "width": 0.0,
+                    "method": found[0].method,
+                }
                 row = rows.setdefault((quantity, unit, size), fresh)
                 row["held"].append(int(sum(e.low <= row["truth"] <= e.high for e in found)))
                 row["width"] += sum(e.high - e.low for e in found) / corpora
-    return {"schema": 1, "label": "SIM", "seed": seed, "corpora": corpora, "n_resamples": n_resamples, "level": level,
-            "model": json.loads(json.dumps(asdict(model))), "rows": list(rows.values())}
+    return {
+        "schema": 1,
+        "label": "SIM",
+        "seed": seed,
+        "corpora": corpora,
+        "n_resamples": n_resamples,
+        "level": level,
+        "model": json.loads(json.dumps(asdict(model))),
+        "rows": list(rows.values()),
+    }
 
 
 def truth(model: Model, *, seed: int = SEED, requests: int = 100_000) -> dict[str, float]:
@@ -94,8 +124,10 @@ def truth(model: Model, *, seed: int = SEED, requests: int = 100_000) -> dict[st
     large = sum(_sums(part, (seed, 0, i))[0].sum(axis=1) for i in range(50))  # (W, 8)
     redraft = large[:, REDRAFT] / large[:, TOKENS:] * tokens[:, None]
     sums = np.concatenate([redraft, blocks, tokens[:, None]], axis=1)
-    found = {q: float(f(sums if f is _headroom else sums[0] if "one workload" in q else sums.sum(axis=0)))
-             for q, f in QUANTITIES.items()}
+    found = {
+        q: float(f(sums if f is _headroom else sums[0] if "one workload" in q else sums.sum(axis=0)))
+        for q, f in QUANTITIES.items()
+    }
     return found | {"oracle gap": true_oracle_gap(model, 0)}
 
 
@@ -116,10 +148,15 @@ def _chunk(model: Model, size: int, seed: tuple[int, ...], n_resamples: int, lev
     totals = sums.reshape(n_workloads, size, per, -1).swapaxes(1, 2).reshape(n_workloads * per, size, -1)
     names = [(q, c) for q in QUANTITIES for c in range(size)]
     options = {"rng": np.random.default_rng((*seed, 1)), "n_resamples": n_resamples, "level": level}
-    found = bootstrap_many({name: QUANTITIES[name[0]] for name in names}, totals,
-                           strata=np.repeat(np.arange(n_workloads), per), columns={name: name[1] for name in names},
-                           within={name: [0] for name in names if "one workload" in name[0]},
-                           split=[name for name in names if QUANTITIES[name[0]] is _headroom], **options)
+    found = bootstrap_many(
+        {name: QUANTITIES[name[0]] for name in names},
+        totals,
+        strata=np.repeat(np.arange(n_workloads), per),
+        columns={name: name[1] for name in names},
+        within={name: [0] for name in names if "one workload" in name[0]},
+        split=[name for name in names if QUANTITIES[name[0]] is _headroom],
+        **options,
+    )
     estimates = {(q, "requests"): [found[q, c] for c in range(size)] for q in QUANTITIES}
     corpus_of = (np.arange(log.n_requests) % (per * size) // per)[view.request_of]
     own, best = view.emitted[:, 0].astype(float), view.emitted.max(axis=1).astype(float)
@@ -127,7 +164,8 @@ def _chunk(model: Model, size: int, seed: tuple[int, ...], n_resamples: int, lev
     for quantity, statistic in BY_BLOCKS.items():
         estimates[quantity, "blocks"] = [
             bootstrap_rows(statistic, rows[quantity][at], strata=view.workload_of[at], **options)
-            for at in (corpus_of == c for c in range(size))]
+            for at in (corpus_of == c for c in range(size))
+        ]
     return estimates
 
 
@@ -155,8 +193,9 @@ def read_study(path: str | Path = FILE) -> tuple[pd.DataFrame, dict[str, Any]]:
     table = pd.DataFrame(study.pop("rows"))
     table = table.assign(held=[sum(held) for held in table["held"]], corpora=study["corpora"])
     limits = [binomtest(h, study["corpora"]).proportion_ci(study["level"]) for h in table["held"]]
-    return table.assign(coverage=table["held"] / table["corpora"], low=[x.low for x in limits],
-                        high=[x.high for x in limits]), study
+    return table.assign(
+        coverage=table["held"] / table["corpora"], low=[x.low for x in limits], high=[x.high for x in limits]
+    ), study
 
 
 def _digest(study: Mapping[str, Any]) -> str:

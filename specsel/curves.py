@@ -39,8 +39,9 @@ class Curves:
         return Curves(*(t[t["policy"] == name] for t in (getattr(self, part) for part in PARTS)))
 
 
-def curves(log: PositionLog, *, rng: np.random.Generator, names: Iterable[str] = SHOWN, seed: int = 0,
-           n_resamples: int = 1000) -> Curves:
+def curves(
+    log: PositionLog, *, rng: np.random.Generator, names: Iterable[str] = SHOWN, seed: int = 0, n_resamples: int = 1000
+) -> Curves:
     """Curves of the first two policies that the log allows; requests in the order of the log."""
     base, tables = oracle_fixed(log), []
     for name, policy in list(allowed(log, names).items())[:2]:
@@ -49,8 +50,9 @@ def curves(log: PositionLog, *, rng: np.random.Generator, names: Iterable[str] =
     return Curves(*(pd.concat(parts, ignore_index=True) for parts in zip(*tables, strict=True)))
 
 
-def within_request(log: PositionLog, found: Replay, *, rng: np.random.Generator,
-                   n_resamples: int = 1000) -> tuple[pd.DataFrame, pd.DataFrame]:
+def within_request(
+    log: PositionLog, found: Replay, *, rng: np.random.Generator, n_resamples: int = 1000
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`Curves.regret` and `Curves.shares` of one replay that kept its path; requests are resampled.
 
     Block b adds the mean over the requests that have one; curves end where fewer than one request in ten has a block.
@@ -58,23 +60,30 @@ def within_request(log: PositionLog, found: Replay, *, rng: np.random.Generator,
     sums = _by_block(log, found)
     last = int((sums[:, :, 2].sum(axis=0) >= max(1, log.n_requests / 10)).sum())
     places = [int(b) for b in np.unique(np.linspace(0, last - 1, POINTS).astype(int))]
-    statistics = {("regret", what, b): lambda s, c=c, b=b: ratio(s[..., :b + 1, c], s[..., :b + 1, 2]).sum(axis=-1)
-                  for c, what in enumerate(REGRET) for b in places}
-    statistics |= {("share", arm, b): lambda s, c=c, b=b: pooled_ratio(s[..., :b + 1, (c, 2)].sum(axis=-2))
-                   for c, arm in enumerate(log.arms, 3) for b in places}
-    every = bootstrap_many(statistics, sums[:, :last], strata=log.workload, rng=rng, n_resamples=n_resamples,
-                           method="percentile")
+    statistics = {
+        ("regret", what, b): lambda s, c=c, b=b: ratio(s[..., : b + 1, c], s[..., : b + 1, 2]).sum(axis=-1)
+        for c, what in enumerate(REGRET)
+        for b in places
+    }
+    statistics |= {
+        ("share", arm, b): lambda s, c=c, b=b: pooled_ratio(s[..., : b + 1, (c, 2)].sum(axis=-2))
+        for c, arm in enumerate(log.arms, 3)
+        for b in places
+    }
+    every = bootstrap_many(
+        statistics, sums[:, :last], strata=log.workload, rng=rng, n_resamples=n_resamples, method="percentile"
+    )
     tables: dict[str, list[dict]] = {"regret": [], "share": []}
     for (kind, key, b), e in every.items():
         series = key if kind == "share" else f"{found.policy} against {key}"
-        tables[kind].append({"policy": found.policy, "block": b + 1, kind: e.value, "low": e.low, "high": e.high,
-                             "series": series})
+        tables[kind].append(
+            {"policy": found.policy, "block": b + 1, kind: e.value, "low": e.low, "high": e.high, "series": series}
+        )
     return pd.DataFrame(tables["regret"]), pd.DataFrame(tables["share"])
 
 
 def _by_block(log: PositionLog, found: Replay) -> np.ndarray:
-    """(R, B, 3 + K) per block: tokens behind the request's best fixed arm, behind the best arm, 1, and the arm as 0/1.
-    """
+    """(R, B, 3 + K) per block: tokens behind the request's best fixed arm, behind the best arm, 1, the arm as 0/1."""
     rows, arms = found.path.rows, found.path.arms.astype(int)
     request = np.searchsorted(log.starts, rows, side="right") - 1
     block = np.arange(len(rows)) - (found.blocks.cumsum() - found.blocks)[request]
@@ -90,8 +99,10 @@ def over_log(found: Replay, base: Replay) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`Curves.extra` and `Curves.log_shares` of one replay against the best fixed arm."""
     extra = running_ratio(found.blocks - base.blocks, base.blocks)
     shares = [running_ratio(found.pulls[:, k], found.blocks).assign(series=arm) for k, arm in enumerate(found.arms)]
-    tables = (extra.rename(columns={"value": "extra"}).assign(series=found.policy),
-              pd.concat(shares).rename(columns={"value": "share"}))
+    tables = (
+        extra.rename(columns={"value": "extra"}).assign(series=found.policy),
+        pd.concat(shares).rename(columns={"value": "share"}),
+    )
     return tuple(table.assign(policy=found.policy) for table in tables)
 
 

@@ -81,9 +81,7 @@ def still_rising(folders: Iterable[str | Path], *, rng: np.random.Generator, n_r
     return " ".join(words)
 
 
-def repetition(
-    folder: str | Path, again: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000
-) -> str:
+def repetition(folder: str | Path, again: str | Path, *, rng: np.random.Generator, n_resamples: int = 2_000) -> str:
     """One sentence: does the training of the folder ``again`` end where that of ``folder`` ended? It does when its last
     point lies in the interval of the other's; settings in which the two differ are named."""
     told, repeated = training_log(folder), training_log(again)

@@ -4,6 +4,7 @@ The figures are those of the original study's section 3 and the exact versions b
 figures of a block-anchored log, a selector where one cannot be fitted) is undefined with a reason. Nothing is printed
 or drawn here.
 """
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -38,12 +39,24 @@ from specsel.selector import THRESHOLDS, UNDEFINED, HeldOut, LowoTable, frontier
 from specsel.statistics import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
-UNITS = {"skill": "ratio", "rho": "ratio", "alpha_union": "ratio", "speed": "ratio", "redraft_speed": "ratio",
-         "break_even_rho": "ratio",
-         "max_alpha": "ratio", "threshold": "ratio", "best_of_n": "ratio", "best_selector": "ratio",
-         "block_efficiency": "tokens/block", "mean_accepted": "tokens/block",
-         "workload_oracle_efficiency": "tokens/block",
-         "best_fixed_efficiency": "tokens/block", "mean_best": "tokens/block", "mean_dominant": "tokens/block"}
+UNITS = {
+    "skill": "ratio",
+    "rho": "ratio",
+    "alpha_union": "ratio",
+    "speed": "ratio",
+    "redraft_speed": "ratio",
+    "break_even_rho": "ratio",
+    "max_alpha": "ratio",
+    "threshold": "ratio",
+    "best_of_n": "ratio",
+    "best_selector": "ratio",
+    "block_efficiency": "tokens/block",
+    "mean_accepted": "tokens/block",
+    "workload_oracle_efficiency": "tokens/block",
+    "best_fixed_efficiency": "tokens/block",
+    "mean_best": "tokens/block",
+    "mean_dominant": "tokens/block",
+}
 
 
 @dataclass
@@ -59,16 +72,27 @@ class _Collector:
     claims: list[Claim] = field(default_factory=list)
     queued: list[_Queued] = field(default_factory=list)
 
-    def add(self, name: str, value: Any, function: str, *, headline: bool = True, reason: str = "",
-            n: int | None = None) -> None:
+    def add(
+        self, name: str, value: Any, function: str, *, headline: bool = True, reason: str = "", n: int | None = None
+    ) -> None:
         """One claim; an Estimate without interval is no headline and carries its reason."""
         unit = "" if isinstance(value, str) else UNITS.get(name.partition(":")[0], "fraction")
         shown = headline and getattr(value, "low", None) is not None
         if isinstance(value, Estimate) and value.low is None and not reason:
             reason = value.method
-        self.claims.append(make_claim(name, value, label=self.log.label, unit=unit, function=function, headline=shown,
-                                      reason=reason, n=n,
-                                      origin={"run": self.log.run, "log_sha256": self.log.sha256}))
+        self.claims.append(
+            make_claim(
+                name,
+                value,
+                label=self.log.label,
+                unit=unit,
+                function=function,
+                headline=shown,
+                reason=reason,
+                n=n,
+                origin={"run": self.log.run, "log_sha256": self.log.sha256},
+            )
+        )
 
     def queue(self, statistics: Mapping[Any, Statistic], totals: np.ndarray, function: str, **options: Any) -> None:
         """Statistics of per-request sums (R, *S), over the strata `within`, with sums per stratum if `split`."""
@@ -91,15 +115,27 @@ class _Collector:
             split += part.statistics if part.split else []
             null |= part.null
         every = np.concatenate([flat for flat, _ in tables.values()], axis=1)
-        return bootstrap_many(statistics, every, strata=self.log.workload, rng=self.rng, n_resamples=self.n_resamples,
-                              level=self.level, columns=columns, within=within, split=split, null=null)
+        return bootstrap_many(
+            statistics,
+            every,
+            strata=self.log.workload,
+            rng=self.rng,
+            n_resamples=self.n_resamples,
+            level=self.level,
+            columns=columns,
+            within=within,
+            split=split,
+            null=null,
+        )
 
     def finish(self, found: Mapping[Hashable, Estimate]) -> None:
         """Make a claim of every queued statistic that has a claim's name."""
         for part in self.queued:
             for name in filter(lambda name: isinstance(name, str), part.statistics):
-                e, reason = found[name], part.undefined or UNDEFINED.get(
-                    name.partition(":")[0].removesuffix("_accepted"))
+                e, reason = (
+                    found[name],
+                    part.undefined or UNDEFINED.get(name.partition(":")[0].removesuffix("_accepted")),
+                )
                 self.add(name, replace(e, method=reason) if e.value is None and reason else e, part.function)
 
 
@@ -114,8 +150,15 @@ class _Queued:
     null: Mapping[Hashable, float] = field(default_factory=dict)
 
 
-def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95,
-             dominant: int | None = None, costs: Costs | None = None) -> list[Claim]:
+def headline(
+    log: PositionLog,
+    *,
+    rng: np.random.Generator,
+    n_resamples: int = 10_000,
+    level: float = 0.95,
+    dominant: int | None = None,
+    costs: Costs | None = None,
+) -> list[Claim]:
     """All headline claims of a log; every number has an interval from resampled requests, or says why not.
 
     dominant: the arm that drafts first (default: the one that needs the fewest blocks, or the logged path of an
@@ -140,32 +183,53 @@ def headline(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 1
         if costs is not None:
             _cost_claims(made, blocks, table, costs)
     else:
-        for name in ("workload_headroom", "oracle_dp_headroom", "oracle_block_headroom", "oracle_request_headroom",
-                     "redraft_replay_gain"):
-            made.add(name, None, "replay",
-                     reason="undefined: the log is block-anchored, so nothing can be replayed exactly")
+        for name in (
+            "workload_headroom",
+            "oracle_dp_headroom",
+            "oracle_block_headroom",
+            "oracle_request_headroom",
+            "redraft_replay_gain",
+        ):
+            made.add(
+                name, None, "replay", reason="undefined: the log is block-anchored, so nothing can be replayed exactly"
+            )
     drawn = made.resample()
     _selector_claims(made, judge(table, {name: drawn[name] for name in table.statistics}))
     made.finish(drawn)
     return sorted(made.claims, key=lambda claim: ":" in claim.name)
 
 
-def compare(logs: Mapping[str, PositionLog], figures: Sequence[str], *, rng: np.random.Generator,
-            n_resamples: int = 10_000) -> pd.DataFrame:
+def compare(
+    logs: Mapping[str, PositionLog], figures: Sequence[str], *, rng: np.random.Generator, n_resamples: int = 10_000
+) -> pd.DataFrame:
     """Some headline figures of several logs: columns log, figure, value, low, high, requests."""
     rows = []
     for name, log in logs.items():
         found = {claim.name: claim for claim in headline(log, rng=rng, n_resamples=n_resamples)}
-        rows += [{"log": name, "figure": figure.replace("_", " "), "value": c.value, "low": c.low, "high": c.high,
-                  "requests": c.n} for figure in figures if (c := found.get(figure))]
+        rows += [
+            {
+                "log": name,
+                "figure": figure.replace("_", " "),
+                "value": c.value,
+                "low": c.low,
+                "high": c.high,
+                "requests": c.n,
+            }
+            for figure in figures
+            if (c := found.get(figure))
+        ]
     return pd.DataFrame(rows)
 
 
 def to_json(claims: Iterable[Claim]) -> dict[str, list[dict[str, Any]]]:
     """The object that `specsel headline --json` prints."""
     keys = ("name", "value", "unit", "label", "low", "high", "level", "n", "method")
-    return {"claims": [{key: c.to_dict()[key] for key in keys} | {"method": c.method
-        or f"none: {c.reason or 'a sentence'}"} for c in claims]}
+    return {
+        "claims": [
+            {key: c.to_dict()[key] for key in keys} | {"method": c.method or f"none: {c.reason or 'a sentence'}"}
+            for c in claims
+        ]
+    }
 
 
 # ---- figures of the block view
@@ -175,19 +239,40 @@ def _block_claims(made: _Collector, blocks: BlockLog) -> None:
     """Oracle gap (with, without bonus, per workload, blocks resampled); workload headroom over the logged blocks."""
     none = np.zeros(blocks.n_blocks, dtype=bool)
     sums = redraft_sums(blocks, none)
-    made.queue({"oracle_gap": oracle_gap, "mean_dominant": lambda s: ratio(s[..., BASE], s[..., BLOCKS]),
-                "mean_best": lambda s: ratio(s[..., BASE] + s[..., GAIN], s[..., BLOCKS])}, sums, "oracle_gap")
+    made.queue(
+        {
+            "oracle_gap": oracle_gap,
+            "mean_dominant": lambda s: ratio(s[..., BASE], s[..., BLOCKS]),
+            "mean_best": lambda s: ratio(s[..., BASE] + s[..., GAIN], s[..., BLOCKS]),
+        },
+        sums,
+        "oracle_gap",
+    )
     made.queue({"oracle_gap_accepted": oracle_gap}, redraft_sums(blocks, none, count="accepted"), "oracle_gap")
     for w, name in enumerate(blocks.workloads):
         made.queue({f"oracle_gap:{name}": oracle_gap}, sums, "oracle_gap", within=[w])
     counts, base = blocks.emitted, blocks.emitted[:, first_arm(blocks)]
     rows = np.stack([base + gains(blocks), base], axis=1)
-    by_rows = bootstrap_rows(lambda s: ratio(s[..., 0], s[..., 1]) - 1, rows, strata=blocks.workload_of, rng=made.rng,
-                             n_resamples=made.n_resamples, level=made.level)
-    made.add("oracle_gap_by_blocks", replace(by_rows, method=f"{by_rows.method}, blocks resampled (too narrow)"),
-             "bootstrap_rows", headline=False)
-    made.queue({"workload_headroom_on_path": _headroom_on_path},
-               request_sums(counts, blocks.request_of, len(blocks.requests)), "oracle_gap", split=True)
+    by_rows = bootstrap_rows(
+        lambda s: ratio(s[..., 0], s[..., 1]) - 1,
+        rows,
+        strata=blocks.workload_of,
+        rng=made.rng,
+        n_resamples=made.n_resamples,
+        level=made.level,
+    )
+    made.add(
+        "oracle_gap_by_blocks",
+        replace(by_rows, method=f"{by_rows.method}, blocks resampled (too narrow)"),
+        "bootstrap_rows",
+        headline=False,
+    )
+    made.queue(
+        {"workload_headroom_on_path": _headroom_on_path},
+        request_sums(counts, blocks.request_of, len(blocks.requests)),
+        "oracle_gap",
+        split=True,
+    )
 
 
 def _headroom_on_path(sums: np.ndarray) -> np.ndarray:
@@ -201,9 +286,12 @@ def _headroom_on_path(sums: np.ndarray) -> np.ndarray:
 def _accepted_claims(made: _Collector, blocks: BlockLog, table: HeldOut) -> None:
     """Capture and token gain without the bonus token."""
     if table.fitted.any():
-        made.queue({"capture_accepted": capture, "token_gain_accepted": token_gain},
-                   redraft_sums(blocks, table.redraft, count="accepted"),
-                   "leave_one_workload_out", within=_fitted(blocks, table))
+        made.queue(
+            {"capture_accepted": capture, "token_gain_accepted": token_gain},
+            redraft_sums(blocks, table.redraft, count="accepted"),
+            "leave_one_workload_out",
+            within=_fitted(blocks, table),
+        )
 
 
 def _selector_claims(made: _Collector, table: LowoTable) -> None:
@@ -216,9 +304,14 @@ def _selector_claims(made: _Collector, table: LowoTable) -> None:
             if name != "oracle_gap":
                 made.add(f"{name}:{row.workload}", estimate, "leave_one_workload_out")
         chosen = row.selector
-        made.add(f"threshold:{row.workload}", chosen and chosen.threshold, "fit_selector", headline=False,
-                 n=chosen and chosen.trained_on["requests"],
-                 reason="chosen on the training workloads, not estimated" if chosen else f"undefined: {row.reason}")
+        made.add(
+            f"threshold:{row.workload}",
+            chosen and chosen.threshold,
+            "fit_selector",
+            headline=False,
+            n=chosen and chosen.trained_on["requests"],
+            reason="chosen on the training workloads, not estimated" if chosen else f"undefined: {row.reason}",
+        )
         made.add(f"verdict:{row.workload}", row.verdict, "leave_one_workload_out", n=row.requests)
 
 
@@ -238,22 +331,39 @@ def _break_even_claims(made: _Collector, blocks: BlockLog, table: HeldOut) -> No
     whole = redraft_sums(blocks, np.ones(blocks.n_blocks, dtype=bool))
     made.queue({f"best_of_n:{rho}": lambda s, rho=rho: _all_speed(s, rho) for rho in RHOS}, whole, "best_of_n")
     if not table.fitted.any():
-        for name in ("break_even_rho", "max_alpha",
-                     *(f"{what}:{rho}" for what in ("best_selector", "margin") for rho in RHOS)):
+        for name in (
+            "break_even_rho",
+            "max_alpha",
+            *(f"{what}:{rho}" for what in ("best_selector", "margin") for rho in RHOS),
+        ):
             made.add(name, None, "break_even_rho", reason="undefined: not fitted for any workload")
         return
     within = _fitted(blocks, table)
     nothing = "undefined: nothing is redrafted"
     always = nothing if not table.redraft.any() else "undefined: redrafting pays at every drafter cost"
-    made.queue({"break_even_rho": lambda s: break_even_rhos(token_gain(s), redraft_rate(s))}, table.sums,
-               "break_even_rho", within=within, undefined=always)
-    made.queue({"max_alpha": lambda s: ratio(token_gain(s), redraft_rate(s))}, table.sums, "max_alpha", within=within,
-               undefined=nothing)
+    made.queue(
+        {"break_even_rho": lambda s: break_even_rhos(token_gain(s), redraft_rate(s))},
+        table.sums,
+        "break_even_rho",
+        within=within,
+        undefined=always,
+    )
+    made.queue(
+        {"max_alpha": lambda s: ratio(token_gain(s), redraft_rate(s))},
+        table.sums,
+        "max_alpha",
+        within=within,
+        undefined=nothing,
+    )
     points = frontier_sums(blocks, table.probability, (0.0, *THRESHOLDS, 1.01))
     once = np.column_stack([points[:, 0], points[:, 1:, TAKEN], points[:, 1:, REDRAFTED]])  # others do not change
-    made.queue({f"best_selector:{rho}": lambda s, rho=rho: _best_speed(s, rho) for rho in RHOS}
-               | {f"margin:{rho}": lambda s, rho=rho: _best_speed(s, rho) / _all_speed(s, rho) - 1 for rho in RHOS},
-               once, "best_selector", within=within)
+    made.queue(
+        {f"best_selector:{rho}": lambda s, rho=rho: _best_speed(s, rho) for rho in RHOS}
+        | {f"margin:{rho}": lambda s, rho=rho: _best_speed(s, rho) / _all_speed(s, rho) - 1 for rho in RHOS},
+        once,
+        "best_selector",
+        within=within,
+    )
 
 
 def _best_speed(sums: np.ndarray, rho: float) -> np.ndarray:
@@ -275,32 +385,48 @@ def _all_speed(sums: np.ndarray, rho: float) -> np.ndarray:
 # ---- figures by exact replay
 
 
-def _replay_claims(made: _Collector, blocks: BlockLog, table: HeldOut, runs: Sequence[Replay],
-                   limits: Sequence[Replay]) -> None:
+def _replay_claims(
+    made: _Collector, blocks: BlockLog, table: HeldOut, runs: Sequence[Replay], limits: Sequence[Replay]
+) -> None:
     """Headrooms of the oracles, block efficiency of every arm, best arms, the selector as a policy when held out."""
     log, n = made.log, made.log.n_arms
     arms = np.stack([run.blocks for run in runs], axis=1)  # (R, K)
     oracles = {run.policy: run.blocks for run in limits} | {"oracle_request": arms.min(axis=1)}
     totals = np.column_stack([arms, np.diff(log.starts), *oracles.values()]).astype(float)
-    made.queue({"workload_headroom": lambda s: ratio(_best_fixed(s, n), _best_each(s, n)) - 1,
-                "workload_oracle_efficiency": lambda s: ratio(s[..., n].sum(axis=-1), _best_each(s, n))}, totals,
-                "oracle_workload", split=True)
-    made.queue({"best_fixed_efficiency": lambda s: ratio(s[..., n], s[..., :n].min(axis=-1)),
-                **{f"{name}_headroom": lambda s, i=n + 1 + i: ratio(s[..., :n].min(axis=-1), s[..., i]) - 1
-                   for i, name in enumerate(oracles)},
-                **{f"block_efficiency:{arm}": lambda s, k=k: ratio(s[..., n], s[..., k])
-                   for k, arm in enumerate(log.arms)}}, totals, "headroom")
+    made.queue(
+        {
+            "workload_headroom": lambda s: ratio(_best_fixed(s, n), _best_each(s, n)) - 1,
+            "workload_oracle_efficiency": lambda s: ratio(s[..., n].sum(axis=-1), _best_each(s, n)),
+        },
+        totals,
+        "oracle_workload",
+        split=True,
+    )
+    made.queue(
+        {
+            "best_fixed_efficiency": lambda s: ratio(s[..., n], s[..., :n].min(axis=-1)),
+            **{
+                f"{name}_headroom": lambda s, i=n + 1 + i: ratio(s[..., :n].min(axis=-1), s[..., i]) - 1
+                for i, name in enumerate(oracles)
+            },
+            **{f"block_efficiency:{arm}": lambda s, k=k: ratio(s[..., n], s[..., k]) for k, arm in enumerate(log.arms)},
+        },
+        totals,
+        "headroom",
+    )
     for w, name in enumerate(log.workloads):
         mine = log.workload == w
-        made.add(f"best_arm:{name}", log.arms[int(arms[mine].sum(axis=0).argmin())], "oracle_workload",
-                 n=int(mine.sum()))
+        made.add(
+            f"best_arm:{name}", log.arms[int(arms[mine].sum(axis=0).argmin())], "oracle_workload", n=int(mine.sum())
+        )
     if not table.fitted.any():
         return made.add("redraft_replay_gain", None, "run_plan", reason="undefined: not fitted for any workload")
     run = run_plan(log, redraft_plan(log, first_arm(blocks), table.redraft_at(log)), name="redraft")
     pair = np.stack([run.blocks, arms[:, first_arm(blocks)]], axis=1)
     for scope, within in _scopes(blocks, table).items():
-        made.queue({f"redraft_replay_gain{scope}": lambda s: ratio(s[..., 1], s[..., 0]) - 1}, pair, "run_plan",
-                   within=within)
+        made.queue(
+            {f"redraft_replay_gain{scope}": lambda s: ratio(s[..., 1], s[..., 0]) - 1}, pair, "run_plan", within=within
+        )
 
 
 def _best_fixed(sums: np.ndarray, n_arms: int) -> np.ndarray:
@@ -320,9 +446,15 @@ def _arm_table(made: _Collector, runs: Sequence[Replay]) -> None:
         accepted = request_sums(log.accepted[run.path.rows, k], log.request_of[run.path.rows], log.n_requests)
         sums = np.stack([accepted, run.emitted, run.blocks], axis=1)
         for w, workload in enumerate(log.workloads):
-            made.queue({f"mean_accepted:{workload}:{arm}": lambda s: ratio(s[..., 0], s[..., 2]),
-                        f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2])}, sums, "summary",
-                        within=[w])
+            made.queue(
+                {
+                    f"mean_accepted:{workload}:{arm}": lambda s: ratio(s[..., 0], s[..., 2]),
+                    f"block_efficiency:{workload}:{arm}": lambda s: ratio(s[..., 1], s[..., 2]),
+                },
+                sums,
+                "summary",
+                within=[w],
+            )
 
 
 def _cost_claims(made: _Collector, blocks: BlockLog, table: HeldOut, costs: Costs) -> None:
@@ -335,12 +467,19 @@ def _cost_claims(made: _Collector, blocks: BlockLog, table: HeldOut, costs: Cost
     made.add("alpha_union", costs.alpha(log.draft_len, context), "Costs.alpha", headline=False, reason=why)
     plans = {f"always {arm}": one_arm(log, k) for k, arm in enumerate(log.arms)}
     plans["redraft"] = redraft_plan(log, first_arm(blocks), table.redraft_at(log))
-    runs = {"plain decoding": plain_decoding(log, costs),
-            **{name: run_plan(log, plan, name=name, costs=costs) for name, plan in plans.items()}}
+    runs = {
+        "plain decoding": plain_decoding(log, costs),
+        **{name: run_plan(log, plan, name=name, costs=costs) for name, plan in plans.items()},
+    }
     base = runs[f"always {blocks.path_arm}"].time_s
     scopes = {f"speed:{name}": (run, None) for name, run in runs.items()}
-    scopes |= {f"redraft_speed{scope}": (runs["redraft"], within) for scope, within in _scopes(blocks, table).items()
-               if within}
+    scopes |= {
+        f"redraft_speed{scope}": (runs["redraft"], within) for scope, within in _scopes(blocks, table).items() if within
+    }
     for name, (run, within) in scopes.items():
-        made.queue({name: lambda s: ratio(s[..., 1], s[..., 0])}, np.stack([run.time_s, base], axis=1), "run_plan",
-                   within=within)
+        made.queue(
+            {name: lambda s: ratio(s[..., 1], s[..., 0])},
+            np.stack([run.time_s, base], axis=1),
+            "run_plan",
+            within=within,
+        )

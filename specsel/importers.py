@@ -36,7 +36,7 @@ def match_lengths(tokens: np.ndarray, longest: int = LONGEST_MATCH) -> np.ndarra
     )  # of the n-gram that ends before i; n-grams are numbered anew for each n
     ids = np.unique(tokens, return_inverse=True)[1]
     for n in range(1, min(longest, len(tokens)) + 1):
-        pairs = code[n - 1:-1] * (len(tokens) + 1) + ids[n - 1:]
+        pairs = code[n - 1 : -1] * (len(tokens) + 1) + ids[n - 1 :]
         _, first, code[n:] = np.unique(pairs, return_index=True, return_inverse=True)
         found[n:][first[code[n:]] < np.arange(len(pairs))] = n
     return found
@@ -126,7 +126,7 @@ def _read_file(file: Path) -> list[tuple[np.ndarray, np.ndarray, dict]]:
             "output_tokens": length,
             "prompt_sha256": sha256_of(prompt.astype("<i8").tobytes()),
         }
-        matched = match_lengths(tokens)[len(prompt) + 1:]  # the anchor, output[p], is committed
+        matched = match_lengths(tokens)[len(prompt) + 1 :]  # the anchor, output[p], is committed
         rows.append((np.stack([a[:length] for a in arrays], axis=1), matched, row))
     return rows
 

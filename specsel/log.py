@@ -34,9 +34,27 @@ from specsel.records import (
     write_bytes_atomically,
 )
 
-__all__ = ["STATS", "CONTEXT", "SpecselError", "LogError", "LogWarning", "Fault", "PositionLog", "BlockLog", "read_log",
-           "write_log", "block_view", "validate", "summary", "convert", "require_complete", "encode_row", "file_entry",
-           "readable", "write_bytes_atomically"]
+__all__ = [
+    "STATS",
+    "CONTEXT",
+    "SpecselError",
+    "LogError",
+    "LogWarning",
+    "Fault",
+    "PositionLog",
+    "BlockLog",
+    "read_log",
+    "write_log",
+    "block_view",
+    "validate",
+    "summary",
+    "convert",
+    "require_complete",
+    "encode_row",
+    "file_entry",
+    "readable",
+    "write_bytes_atomically",
+]
 
 
 class LogWarning(UserWarning):
@@ -116,10 +134,15 @@ class PositionLog:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.repeat(self.starts[chosen] - starts[:-1], lengths) + np.arange(starts[-1])
         return replace(
-            self, requests=tuple(self.requests[r] for r in chosen), workload=self.workload[chosen], starts=starts,
-            context={n: v[rows] for n, v in self.context.items()}, stats={n: v[rows] for n, v in self.stats.items()},
+            self,
+            requests=tuple(self.requests[r] for r in chosen),
+            workload=self.workload[chosen],
+            starts=starts,
+            context={n: v[rows] for n, v in self.context.items()},
+            stats={n: v[rows] for n, v in self.stats.items()},
             source=None if self.source is None else self.source[rows],
-            **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")})
+            **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +200,20 @@ def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
     else:
         require_complete(log)
     return BlockLog(
-        names, log.draft_len, log.workloads, log.requests, log.workload,
-        request_of=np.searchsorted(log.starts, rows, side="right") - 1, rows=rows,
-        proposed=log.proposed.take(rows, axis=0), accepted=log.accepted.take(rows, axis=0),
-        emitted=emitted.take(rows, axis=0), stats={n: v.take(rows, axis=0) for n, v in log.stats.items()},
-        context={n: v.take(rows, axis=0) for n, v in log.context.items()}, path_arm=name)
+        names,
+        log.draft_len,
+        log.workloads,
+        log.requests,
+        log.workload,
+        request_of=np.searchsorted(log.starts, rows, side="right") - 1,
+        rows=rows,
+        proposed=log.proposed.take(rows, axis=0),
+        accepted=log.accepted.take(rows, axis=0),
+        emitted=emitted.take(rows, axis=0),
+        stats={n: v.take(rows, axis=0) for n, v in log.stats.items()},
+        context={n: v.take(rows, axis=0) for n, v in log.context.items()},
+        path_arm=name,
+    )
 
 
 # ---- reading
@@ -199,8 +231,11 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
         more = f" ({n} more fault{'s' * (n > 1)}: `specsel log validate` names them all)" if n else ""
         raise LogError(f"{faults[0]}{more}")
     if repeats:
-        warnings.warn(f"{len(repeats)} identical repeats of a line were read once, the first: {repeats[0]}",
-                      LogWarning, stacklevel=2)
+        warnings.warn(
+            f"{len(repeats)} identical repeats of a line were read once, the first: {repeats[0]}",
+            LogWarning,
+            stacklevel=2,
+        )
     return log
 
 
@@ -232,8 +267,12 @@ def _read(path, verify: bool) -> tuple[PositionLog | None, list[Fault], list[Fau
     if not files:
         return None, faults or [Fault(str(path), None, None, "holds no log files (blocks_<workload>.jsonl.gz)")], []
     columns, found = read_columns(
-        files, arms=tuple(manifest["arms"]) if manifest else None, draft_len=manifest.get("draft_len"),
-        named=folder is not None, path_arm=manifest.get("path_arm"))
+        files,
+        arms=tuple(manifest["arms"]) if manifest else None,
+        draft_len=manifest.get("draft_len"),
+        named=folder is not None,
+        path_arm=manifest.get("path_arm"),
+    )
     for note in columns.notes:
         warnings.warn(note, LogWarning, stacklevel=4)
     table = None
@@ -250,8 +289,15 @@ def _position_log(columns: Columns, files: list[Path], manifest: dict, table: pd
     given = {f.name: getattr(columns, f.name) for f in fields(columns) if f.name not in ("notes", "repeats")}
     digest = sha256_of("".join(sha256_of(f.read_bytes()) for f in files).encode())
     run = manifest.get("run") or re.sub(r"\.jsonl(\.gz)?$", "", files[0].name)
-    return PositionLog(**given, draft_len=manifest.get("draft_len", max(int(columns.proposed.max()), 0)), run=run,
-                       label=manifest.get("label", "MEASURED"), sha256=digest, request_table=table, manifest=manifest)
+    return PositionLog(
+        **given,
+        draft_len=manifest.get("draft_len", max(int(columns.proposed.max()), 0)),
+        run=run,
+        label=manifest.get("label", "MEASURED"),
+        sha256=digest,
+        request_table=table,
+        manifest=manifest,
+    )
 
 
 def _read_table(path: Path) -> pd.DataFrame:
@@ -269,18 +315,25 @@ def _read_manifest(folder: Path, verify: bool) -> tuple[dict, list[Fault]]:
     """The manifest of a run folder and its faults: unreadable, another schema, files missing, changed or not listed."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise LogError(f"{path}: is missing, so this is no finished run; "
-                       "finish it with `specsel collect` or name the .jsonl.gz files themselves")
+        raise LogError(
+            f"{path}: is missing, so this is no finished run; "
+            "finish it with `specsel collect` or name the .jsonl.gz files themselves"
+        )
     try:
         manifest = json.loads(read_text(path))
     except ValueError as error:
         raise LogError(f"{path}: is not JSON ({error}); restore it or collect the run again") from None
     for field_name in _wrong_fields(manifest):
-        raise LogError(f"{path}: field '{field_name}' is missing or not as in schema {SCHEMA} (schema, label MEASURED "
-                       "or SIM, arms, path_arm, draft_len, files with name, sha256, lines); restore it")
+        raise LogError(
+            f"{path}: field '{field_name}' is missing or not as in schema {SCHEMA} (schema, label MEASURED "
+            "or SIM, arms, path_arm, draft_len, files with name, sha256, lines); restore it"
+        )
     listed = {entry["name"] for entry in manifest["files"]}
-    faults = [Fault(str(f), None, None, "is not listed in manifest.json; remove it or collect the run again")
-              for f in sorted(folder.glob("blocks_*.jsonl*")) if f.name not in listed]
+    faults = [
+        Fault(str(f), None, None, "is not listed in manifest.json; remove it or collect the run again")
+        for f in sorted(folder.glob("blocks_*.jsonl*"))
+        if f.name not in listed
+    ]
     return manifest, faults + [f for entry in manifest["files"] if (f := _file_fault(folder, entry, verify))]
 
 
@@ -296,9 +349,15 @@ def _wrong_fields(manifest: object) -> list[str]:
         "arms": named and 0 < len(arms) == len(set(arms)),
         "path_arm": manifest.get("path_arm") in (None, *(arms or ())),
         "draft_len": isinstance(length, int) and not isinstance(length, bool) and length > 0,
-        "files": isinstance(files, list) and all(
-            isinstance(e, dict) and isinstance(e.get("name"), str) and e["name"] == Path(e["name"]).name
-            and {"sha256", "lines"} <= e.keys() for e in files)}
+        "files": isinstance(files, list)
+        and all(
+            isinstance(e, dict)
+            and isinstance(e.get("name"), str)
+            and e["name"] == Path(e["name"]).name
+            and {"sha256", "lines"} <= e.keys()
+            for e in files
+        ),
+    }
     return [name for name, good in fine.items() if not good]
 
 
@@ -342,16 +401,25 @@ def log_rows(log: PositionLog, workload: int) -> Iterable[dict]:
     for request in np.flatnonzero(log.workload == workload):
         for row in range(log.starts[request], log.starts[request + 1]):
             asked = log.proposed[row] >= 0
-            arms = {name: {n: v[row, k] if asked[k] else None for n, v in whole}
-                    | {n: _number(n, log.stats[n][row, k]) for n in kept[k]} for k, name in enumerate(log.arms)}
+            arms = {
+                name: {n: v[row, k] if asked[k] else None for n, v in whole}
+                | {n: _number(n, log.stats[n][row, k]) for n in kept[k]}
+                for k, name in enumerate(log.arms)
+            }
             if log.source is not None:
                 arms = {
                     n: a if s < 0 else a | {"source": log.arms[s]}
                     for (n, a), s in zip(arms.items(), log.source[row], strict=True)
                 }
-            yield {"workload": log.workloads[workload], "request": log.requests[request],
-                   "position": log.position[row], "remaining": log.remaining[row], "on_path": log.on_path[row],
-                   "context": {n: _number(n, v[row]) for n, v in log.context.items()}, "arms": arms}
+            yield {
+                "workload": log.workloads[workload],
+                "request": log.requests[request],
+                "position": log.position[row],
+                "remaining": log.remaining[row],
+                "on_path": log.on_path[row],
+                "context": {n: _number(n, v[row]) for n, v in log.context.items()},
+                "arms": arms,
+            }
 
 
 def _number(name: str, value: float) -> float | int:
@@ -371,9 +439,17 @@ def write_log(folder: str | Path, log: PositionLog, manifest_extra: Mapping | No
         names.append("requests.jsonl.gz")
         text = log.request_table.to_json(orient="records", lines=True, force_ascii=False)
         write_bytes_atomically(folder / names[-1], gzip_bytes(text.encode()))
-    manifest = {**log.manifest, "schema": SCHEMA, "label": log.label, "run": log.run, "arms": list(log.arms),
-                "path_arm": log.path_arm, "draft_len": log.draft_len, **(manifest_extra or {}),
-                "files": [file_entry(folder / n) for n in names]}
+    manifest = {
+        **log.manifest,
+        "schema": SCHEMA,
+        "label": log.label,
+        "run": log.run,
+        "arms": list(log.arms),
+        "path_arm": log.path_arm,
+        "draft_len": log.draft_len,
+        **(manifest_extra or {}),
+        "files": [file_entry(folder / n) for n in names],
+    }
     write_bytes_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n")
     return folder
 
@@ -408,18 +484,29 @@ def summary(log: PositionLog) -> dict:
     emitted = [[v.emitted[v.workload_of == w, k] for k, v in enumerate(views)] for w in range(len(log.workloads))]
 
     def means(values: list[list[np.ndarray]]) -> dict:
-        return {w: {a: float(x.sum() / len(x)) if len(x) else None for a, x in zip(log.arms, row, strict=False)}
-                for w, row in zip(log.workloads, values, strict=False)}
+        return {
+            w: {a: float(x.sum() / len(x)) if len(x) else None for a, x in zip(log.arms, row, strict=False)}
+            for w, row in zip(log.workloads, values, strict=False)
+        }
 
     table = log.request_table
-    counts = (np.bincount(log.workload, minlength=len(log.workloads)) if table is None
-              else table["workload"].value_counts().reindex(log.workloads, fill_value=0))
+    counts = (
+        np.bincount(log.workload, minlength=len(log.workloads))
+        if table is None
+        else table["workload"].value_counts().reindex(log.workloads, fill_value=0)
+    )
     rows = np.bincount(log.workload, weights=np.diff(log.starts), minlength=len(log.workloads))
     efficiency = means(emitted) if log.complete else {w: dict.fromkeys(log.arms) for w in log.workloads}
-    return {"run": log.run, "label": log.label, "arms": list(log.arms), "draft_len": log.draft_len,
-            "requests": {w: int(n) for w, n in zip(log.workloads, counts, strict=False)},
-            "positions": {w: int(n) for w, n in zip(log.workloads, rows, strict=False)},
-            "mean_accepted": means(accepted), "block_efficiency": efficiency}
+    return {
+        "run": log.run,
+        "label": log.label,
+        "arms": list(log.arms),
+        "draft_len": log.draft_len,
+        "requests": {w: int(n) for w, n in zip(log.workloads, counts, strict=False)},
+        "positions": {w: int(n) for w, n in zip(log.workloads, rows, strict=False)},
+        "mean_accepted": means(accepted),
+        "block_efficiency": efficiency,
+    }
 
 
 def drafter_sha256(folder: Path) -> str:

@@ -4,6 +4,7 @@ Features are statistics of the dominant arm's draft, the label is "another arm e
 blocks may be seen; nothing else is looked at. Not handled here: how well a selector does on other workloads
 (`specsel.selector`).
 """
+
 from __future__ import annotations
 
 import json
@@ -24,8 +25,10 @@ from specsel.redraft import first_arm, gains
 EVERY = slice(None)
 MAX_ROWS = 100_000  # blocks for one fit or one threshold, thinned evenly; the learning curve is flat long before
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
-CRITERION = ("highest mean of capture - redraft rate (height above random redrafting) over the training workloads, "
-             "each judged by a model that has not seen it; ties go to the highest threshold")
+CRITERION = (
+    "highest mean of capture - redraft rate (height above random redrafting) over the training workloads, "
+    "each judged by a model that has not seen it; ties go to the highest threshold"
+)
 
 
 class NotFitted(SpecselError):
@@ -50,8 +53,7 @@ class Selector:
     trained_on: Mapping[str, Any] = field(default_factory=dict)  # run, log_sha256, workloads, requests, blocks
 
     def standardised(self, stats: Mapping[str, np.ndarray], rows: np.ndarray | slice = EVERY) -> np.ndarray:
-        """(N, 2F) what the weights are applied to; stats: log.stats or blocks.stats, arrays (., K), of which ``rows``.
-        """
+        """(N, 2F) what the weights are applied to; stats: log.stats or blocks.stats, arrays (., K), those ``rows``."""
         x = feature_matrix(stats, self.arms.index(self.dominant), self.features, rows)
         return (_design(x, np.array(self.fill)) - np.array(self.center)) / np.array(self.scale)
 
@@ -60,8 +62,11 @@ class Selector:
         x = feature_matrix(stats, self.arms.index(self.dominant), self.features, rows)
         missing, slope = np.isnan(x), np.array(self.weights) / np.array(self.scale)
         known, absent = np.split(slope, 2)
-        return expit(np.where(missing, self.fill, x) @ known + missing @ absent
-                     + (self.intercept - np.array(self.center) @ slope))
+        return expit(
+            np.where(missing, self.fill, x) @ known
+            + missing @ absent
+            + (self.intercept - np.array(self.center) @ slope)
+        )
 
     def redraft(self, stats: Mapping[str, np.ndarray], rows: np.ndarray | slice = EVERY) -> np.ndarray:
         """(N,) bool: probability >= threshold."""
@@ -69,8 +74,9 @@ class Selector:
 
     def save(self, path: str | Path) -> None:
         """Write the selector as readable JSON."""
-        text = json.dumps({"schema": 1, "kind": "redraft selector", **asdict(self), "criterion": CRITERION}, indent=1,
-                          allow_nan=False)
+        text = json.dumps(
+            {"schema": 1, "kind": "redraft selector", **asdict(self), "criterion": CRITERION}, indent=1, allow_nan=False
+        )
         write_bytes_atomically(path, text.encode() + b"\n")
 
     def _check(self) -> None:
@@ -84,8 +90,14 @@ class Selector:
             raise ValueError("'intercept', 'threshold', 'scale' or 'dominant' is not one of a fitted selector")
 
     @classmethod
-    def load(cls, path: str | Path, *, arms: Sequence[str] | None = None, draft_len: int | None = None,
-             features: Sequence[str] | None = None) -> Selector:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        arms: Sequence[str] | None = None,
+        draft_len: int | None = None,
+        features: Sequence[str] | None = None,
+    ) -> Selector:
         """Read a selector; refuses another pool, draft length or feature set than the one given, by name."""
         with readable(path, "make a selector with `specsel selector fit`", SpecselError):
             data = json.loads(Path(path).read_text("utf-8"))
@@ -97,15 +109,18 @@ class Selector:
         for name, wanted in (("arms", arms), ("draft_len", draft_len), ("features", features)):
             found = getattr(made, name)
             if wanted is not None and found != _tuples(wanted):
-                raise SpecselError(f"{path}: was trained for {name} {found}, but this run has {_tuples(wanted)}; "
-                                   "fit a selector on a log of this pool with `specsel selector fit`")
+                raise SpecselError(
+                    f"{path}: was trained for {name} {found}, but this run has {_tuples(wanted)}; "
+                    "fit a selector on a log of this pool with `specsel selector fit`"
+                )
         with readable(path, "make a selector with `specsel selector fit`", SpecselError):
             made._check()
         return made
 
 
-def feature_matrix(stats: Mapping[str, np.ndarray], arm: int, features: Sequence[str],
-                   rows: np.ndarray | slice = EVERY) -> np.ndarray:
+def feature_matrix(
+    stats: Mapping[str, np.ndarray], arm: int, features: Sequence[str], rows: np.ndarray | slice = EVERY
+) -> np.ndarray:
     """(N, F) features of one arm at some rows, nan where missing or not logged."""
     known = {name: stats[name][:, arm][rows] for name in features if name in stats}
     size = len(next(iter(known.values()), next(iter(stats.values()))[:, arm][rows]))
@@ -117,8 +132,14 @@ def _design(x: np.ndarray, fill: np.ndarray) -> np.ndarray:
     return np.concatenate([np.where(missing, fill, x), missing], axis=1)
 
 
-def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features: Sequence[str] = STATS,
-                 thresholds: Sequence[float] = THRESHOLDS, trained_on: Mapping[str, Any] | None = None) -> Selector:
+def fit_selector(
+    blocks: BlockLog,
+    train: np.ndarray | None = None,
+    *,
+    features: Sequence[str] = STATS,
+    thresholds: Sequence[float] = THRESHOLDS,
+    trained_on: Mapping[str, Any] | None = None,
+) -> Selector:
     """Fit model and threshold on the blocks of `train` (B,) bool, and on nothing else.
 
     Missing values become training means plus an indicator. The threshold follows `CRITERION` in an inner
@@ -130,17 +151,29 @@ def fit_selector(blocks: BlockLog, train: np.ndarray | None = None, *, features:
     search = _threshold_search(blocks, _thinned(train), features, thresholds)
     best = max(range(len(search)), key=lambda i: (search[i][1], search[i][0]))
     used = np.unique(blocks.request_of[train])
-    trained = {"workloads": [blocks.workloads[w] for w in np.unique(blocks.workload[used])], "requests": len(used),
-               "blocks": int(train.sum()), **(trained_on or {})}
-    return Selector(blocks.arms, blocks.path_arm, blocks.draft_len, tuple(features), **model, threshold=search[best][0],
-                    search=tuple(search), trained_on=trained)
+    trained = {
+        "workloads": [blocks.workloads[w] for w in np.unique(blocks.workload[used])],
+        "requests": len(used),
+        "blocks": int(train.sum()),
+        **(trained_on or {}),
+    }
+    return Selector(
+        blocks.arms,
+        blocks.path_arm,
+        blocks.draft_len,
+        tuple(features),
+        **model,
+        threshold=search[best][0],
+        search=tuple(search),
+        trained_on=trained,
+    )
 
 
 def _thinned(train: np.ndarray) -> np.ndarray:
     """(B,) at most `MAX_ROWS` of the training blocks, evenly."""
     rows = np.flatnonzero(train)
     kept = np.zeros(len(train), dtype=bool)
-    kept[rows[::max(1, -(-len(rows) // MAX_ROWS))]] = True
+    kept[rows[:: max(1, -(-len(rows) // MAX_ROWS))]] = True
     return kept
 
 
@@ -172,8 +205,9 @@ def folds(blocks: BlockLog, train: np.ndarray) -> Iterator[np.ndarray]:
     yield blocks.request_of % 5
 
 
-def _threshold_search(blocks: BlockLog, train: np.ndarray, features: Sequence[str],
-                      thresholds: Sequence[float]) -> list[tuple[float, float]]:
+def _threshold_search(
+    blocks: BlockLog, train: np.ndarray, features: Sequence[str], thresholds: Sequence[float]
+) -> list[tuple[float, float]]:
     """(threshold, mean over folds of capture - redraft rate), from the training blocks alone."""
     gain = gains(blocks)
     for groups in folds(blocks, train):
@@ -194,15 +228,17 @@ def _heights(probability: np.ndarray, gain: np.ndarray, thresholds: Sequence[flo
     """(T,) capture - redraft rate of redrafting where probability >= threshold."""
     order = np.argsort(thresholds, kind="stable")
     passed = np.searchsorted(np.asarray(thresholds)[order], probability, side="right")
-    taken, chosen = (np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:]
-                     for w in (gain, None))
+    taken, chosen = (
+        np.bincount(passed, weights=w, minlength=len(order) + 1)[::-1].cumsum()[::-1][1:] for w in (gain, None)
+    )
     found = np.empty(len(order))
     found[order] = taken / gain.sum() - chosen / len(gain)
     return found
 
 
-def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray,
-                features: Sequence[str] = STATS) -> np.ndarray | None:
+def out_of_fold(
+    blocks: BlockLog, train: np.ndarray, held: np.ndarray, features: Sequence[str] = STATS
+) -> np.ndarray | None:
     """Probabilities on the held rows of a model fitted on the training rows, None where that cannot be fitted."""
     try:
         fitted = untuned(blocks, train, features)
@@ -213,8 +249,14 @@ def out_of_fold(blocks: BlockLog, train: np.ndarray, held: np.ndarray,
 
 def untuned(blocks: BlockLog, train: np.ndarray, features: Sequence[str] = STATS) -> Selector:
     """A selector with its model and no threshold search: it redrafts where another arm probably emits more."""
-    return Selector(blocks.arms, blocks.path_arm, blocks.draft_len, tuple(features),
-                    **fit_model(blocks, train, features), threshold=0.5)
+    return Selector(
+        blocks.arms,
+        blocks.path_arm,
+        blocks.draft_len,
+        tuple(features),
+        **fit_model(blocks, train, features),
+        threshold=0.5,
+    )
 
 
 def _tuples(value: Any) -> Any:

@@ -138,8 +138,12 @@ class SlidingWindowUCB(CountingPolicy):
     xi: float = 0.6
 
     def start(self, n: int, n_arms: int) -> State:
-        return {**CountingPolicy.start(self, n, n_arms), "arm": np.full((n, self.window), -1),
-                "reward": np.zeros((n, self.window)), "next": np.zeros(n, dtype=int)}
+        return {
+            **CountingPolicy.start(self, n, n_arms),
+            "arm": np.full((n, self.window), -1),
+            "reward": np.zeros((n, self.window)),
+            "next": np.zeros(n, dtype=int),
+        }
 
     def bonus(self, pulls: np.ndarray, view: View) -> np.ndarray:
         return np.sqrt(self.xi * np.log(np.maximum(pulls.sum(axis=1, keepdims=True), 1)) / pulls)

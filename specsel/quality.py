@@ -4,6 +4,7 @@ A run folder is a point of the sweep when its manifest says how far an arm was t
 ``"checkpoint"`` ("random", "early", "middle", "final", ...) and ``"step"``. Where an arm is not "final" or "best",
 those that are form the background. A run whose manifest names no checkpoint is a point for its dominant arm.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -27,8 +28,11 @@ NO_SWEEP = "No quality sweep is among the runs of this book, so this stays open;
 def swept(log: PositionLog) -> dict[str, dict]:
     """Arm -> quality of the drafters that this run is about."""
     said = {arm: log.manifest.get("drafters", {}).get(arm, {}) for arm in log.arms}
-    known = {arm: {"checkpoint": str(entry["checkpoint"]), "step": entry.get("step")}
-             for arm, entry in said.items() if entry.get("checkpoint")}
+    known = {
+        arm: {"checkpoint": str(entry["checkpoint"]), "step": entry.get("step")}
+        for arm, entry in said.items()
+        if entry.get("checkpoint")
+    }
     unfinished = {arm: quality for arm, quality in known.items() if quality["checkpoint"] not in FINAL}
     return unfinished or known or {dominant_blocks(log).path_arm: {"checkpoint": log.run, "step": None}}
 
@@ -46,8 +50,10 @@ def points(logs: Iterable[PositionLog], *, rng: np.random.Generator, n_resamples
         for arm, quality in swept(log).items():
             own = _drafter(log, log.arms.index(arm), rng, n_resamples)
             point = (log.run, arm, quality["checkpoint"], quality["step"], own["block_efficiency"].value)
-            rows += [(*point, name.replace("_", " "), e.value, e.low, e.high, e.n, e.method)
-                     for name, e in (own | pool).items()]
+            rows += [
+                (*point, name.replace("_", " "), e.value, e.low, e.high, e.n, e.method)
+                for name, e in (own | pool).items()
+            ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -57,8 +63,9 @@ def _drafter(log: PositionLog, arm: int, rng: np.random.Generator, n_resamples: 
     table = leave_one_workload_out(blocks, rng=rng, n_resamples=n_resamples)
     counts = np.bincount(blocks.request_of, minlength=log.n_requests)
     sums = np.stack([np.diff(log.starts), counts], axis=1)
-    efficiency = bootstrap_many({0: lambda s: ratio(s[..., 0], s[..., 1])}, sums, strata=log.workload, rng=rng,
-                                n_resamples=n_resamples)[0]
+    efficiency = bootstrap_many(
+        {0: lambda s: ratio(s[..., 0], s[..., 1])}, sums, strata=log.workload, rng=rng, n_resamples=n_resamples
+    )[0]
     return {"block_efficiency": efficiency, **{name: table.pooled[name] for name in AFTER}}
 
 
@@ -68,8 +75,13 @@ def _pool(log: PositionLog, rng: np.random.Generator, n_resamples: int) -> dict[
     dominant = f"always {dominant_blocks(log).path_arm}"
     blocks = np.stack([runs[name].blocks for name in (dominant, "redraft", "route (logistic)")], axis=1)
     pairs = {"redraft_gain": (0, 1), "routing_gain": (0, 2), "routing_over_redrafting": (1, 2)}
-    return bootstrap_many({name: lambda s, a=a, b=b: ratio(s[..., a], s[..., b]) - 1 for name, (a, b) in pairs.items()},
-                          blocks, strata=log.workload, rng=rng, n_resamples=n_resamples)
+    return bootstrap_many(
+        {name: lambda s, a=a, b=b: ratio(s[..., a], s[..., b]) - 1 for name, (a, b) in pairs.items()},
+        blocks,
+        strata=log.workload,
+        rng=rng,
+        n_resamples=n_resamples,
+    )
 
 
 def of(table: pd.DataFrame, *quantities: str) -> pd.DataFrame:
@@ -88,9 +100,15 @@ def signal(table: pd.DataFrame) -> str:
         good = (rows["low"].astype(float) > 1).tolist()
         if len(good) > 1:
             first = good.index(True) if any(good) else 0
-            where = ("at no checkpoint" if not any(good) else "at every checkpoint" if all(good)
-                     else f"once it emits {rows['efficiency'].iloc[first]:.2f} tokens per block, and not before"
-                     if all(good[first:]) else f"at {sum(good)} of {len(good)} checkpoints, in no order of quality")
+            where = (
+                "at no checkpoint"
+                if not any(good)
+                else "at every checkpoint"
+                if all(good)
+                else f"once it emits {rows['efficiency'].iloc[first]:.2f} tokens per block, and not before"
+                if all(good[first:])
+                else f"at {sum(good)} of {len(good)} checkpoints, in no order of quality"
+            )
             parts.append(f"the confidence of {drafter} carries a signal {where}")
     return sentence(parts) or NO_SWEEP
 
@@ -100,7 +118,10 @@ def worth(table: pd.DataFrame) -> str:
     parts = []
     for drafter, rows in of(table, "routing over redrafting").dropna(subset=["low"]).groupby("drafter", sort=False):
         if len(rows) > 1:
-            ends = (f"{'more' if row.low > 0 else 'less' if row.high < 0 else 'no more and no less'} at its {which} "
-                    f"({row.checkpoint})" for which, row in (("weakest", rows.iloc[0]), ("best", rows.iloc[-1])))
+            ends = (
+                f"{'more' if row.low > 0 else 'less' if row.high < 0 else 'no more and no less'} at its {which} "
+                f"({row.checkpoint})"
+                for which, row in (("weakest", rows.iloc[0]), ("best", rows.iloc[-1]))
+            )
             parts.append(f"with {drafter}, routing is worth {listed(ends)} than redrafting")
     return sentence(parts) or NO_SWEEP

@@ -126,8 +126,9 @@ def highest_of(field: str) -> float:
     return math.inf if "ent" in field.split("_") or field.endswith("entropy") else 1.0
 
 
-def record_faults(record: object, arms: tuple[str, ...] | None = None,
-                  draft_len: int | None = None) -> list[tuple[str | None, str]]:
+def record_faults(
+    record: object, arms: tuple[str, ...] | None = None, draft_len: int | None = None
+) -> list[tuple[str | None, str]]:
     """Everything wrong with one record, as (field, message); ``arms`` and ``draft_len`` as the log has them.
 
     >>> record_faults([1, 2, 3])
@@ -141,9 +142,13 @@ def record_faults(record: object, arms: tuple[str, ...] | None = None,
         for f in ("schema", "schema_version")
         if f in record and (record[f] is True or record[f] != SCHEMA)
     ]
-    checks = {"workload": text_fault, "request": text_fault,
-              "position": lambda v: whole_number_fault(v, 0), "remaining": lambda v: whole_number_fault(v, 1),
-              "on_path": lambda v: "" if isinstance(v, bool) else f"is {shown(v)}, expected true or false"}
+    checks = {
+        "workload": text_fault,
+        "request": text_fault,
+        "position": lambda v: whole_number_fault(v, 0),
+        "remaining": lambda v: whole_number_fault(v, 1),
+        "on_path": lambda v: "" if isinstance(v, bool) else f"is {shown(v)}, expected true or false",
+    }
     found += [(f, m) for f, check in checks.items() if f in record and (m := check(record[f]))]
     found += context_faults(record.get("context"))
     return found + (arms_faults(record, arms, draft_len) if "arms" in record else [])
@@ -193,8 +198,11 @@ def arm_faults(arm: object, remaining: int, names: tuple[str, ...], draft_len: i
     if arm.get("source") not in (None, *names):
         found.append(("source", f"is {shown(arm['source'])}, expected one of the arms {', '.join(names)}"))
     low = arm.get("conf_min")
-    found += [("conf_min", f"is {low}, above {f} = {arm[f]}") for f in ("conf_mean", "conf_first")
-              if not any(real_fault(v, 1) or v is None for v in (low, arm.get(f))) and low > arm[f] + SLACK]
+    found += [
+        ("conf_min", f"is {low}, above {f} = {arm[f]}")
+        for f in ("conf_mean", "conf_first")
+        if not any(real_fault(v, 1) or v is None for v in (low, arm.get(f))) and low > arm[f] + SLACK
+    ]
     return [(f, m) for f, m in found if m] + count_faults(arm, remaining, draft_len)
 
 
@@ -206,14 +214,20 @@ def count_faults(arm: dict, remaining: int, draft_len: int | None) -> list[tuple
     if proposed is None:
         legal = accepted is None or (accepted == 0 and not isinstance(accepted, bool))
         return [] if legal else [("accepted", f"is {shown(accepted)}, but proposed is null (not asked)")]
-    found = [(f, m) for f, v in (("proposed", proposed), ("accepted", accepted))
-             if (m := whole_number_fault(v, 0, LARGEST[f]))]
+    found = [
+        (f, m)
+        for f, v in (("proposed", proposed), ("accepted", accepted))
+        if (m := whole_number_fault(v, 0, LARGEST[f]))
+    ]
     if found:
         return found
     limits = {"proposed": proposed, "remaining": remaining}
     found = [("accepted", f"is {accepted}, above {n} = {v}") for n, v in limits.items() if accepted > v]
-    return found + ([("proposed", f"is {proposed}, above the draft length {draft_len}")]
-                    if draft_len is not None and proposed > draft_len else [])
+    return found + (
+        [("proposed", f"is {proposed}, above the draft length {draft_len}")]
+        if draft_len is not None and proposed > draft_len
+        else []
+    )
 
 
 def parse_line(text: str) -> object:
@@ -273,8 +287,9 @@ def encode_row(record: Mapping) -> bytes:
     row = {"schema": SCHEMA, **{f: plain(record[f], f) for f in REQUIRED[:-1]}}
     if record.get("context"):
         row["context"] = {f: plain(record["context"][f], f) for f in CONTEXT if f in record["context"]}
-    row["arms"] = {name: {f: plain(arm[f], f"{name}.{f}") for f in ARM_FIELDS if f in arm}
-                   for name, arm in record["arms"].items()}
+    row["arms"] = {
+        name: {f: plain(arm[f], f"{name}.{f}") for f in ARM_FIELDS if f in arm} for name, arm in record["arms"].items()
+    }
     for field, message in record_faults(row):
         raise LogError(f"{row['request']}, position {row['position']}: field '{field}' {message}; nothing was written")
     return json.dumps(row, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode() + b"\n"

@@ -4,6 +4,7 @@ Let a_d be the dominant arm's count on a block and M the largest count of any ar
 Everything is a ratio of per-request sums, so that requests can be resampled. Not handled here: who decides on a redraft
 (`specsel.selector`).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence

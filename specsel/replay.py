@@ -73,9 +73,13 @@ class Replay:
             mine = self.workload == w
             blocks, emitted = int(self.blocks[mine].sum()), int(self.emitted[mine].sum())
             pulls = self.pulls[mine].sum(axis=0).tolist()
-            found[name] = {"requests": int(mine.sum()), "blocks": blocks, "emitted": emitted,
-                           "block_efficiency": emitted / blocks if blocks else None,
-                           "pulls": dict(zip(self.arms, pulls, strict=True))}
+            found[name] = {
+                "requests": int(mine.sum()),
+                "blocks": blocks,
+                "emitted": emitted,
+                "block_efficiency": emitted / blocks if blocks else None,
+                "pulls": dict(zip(self.arms, pulls, strict=True)),
+            }
         return found
 
 
@@ -116,8 +120,18 @@ def _result(log: PositionLog, name: str, feedback: str, path: Path, keep_path: b
         return np.diff(np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[ends])
 
     pulls = np.stack([sums(path.arms == k) for k in range(log.n_arms)], axis=1)
-    return Replay(name, feedback, np.diff(ends), sums(emitted), pulls, log.workload, log.workloads, log.arms, None,
-                  path if keep_path else None)
+    return Replay(
+        name,
+        feedback,
+        np.diff(ends),
+        sums(emitted),
+        pulls,
+        log.workload,
+        log.workloads,
+        log.arms,
+        None,
+        path if keep_path else None,
+    )
 
 
 def fixed(log: PositionLog, arm: int, *, keep_path: bool = False) -> Replay:
@@ -183,7 +197,7 @@ def dp_arms(log: PositionLog, costs: np.ndarray | None = None) -> np.ndarray:
     counts = np.cumsum(np.bincount(lengths)[::-1])[::-1]  # requests with at least so many positions
     value = np.zeros(log.n_positions + log.n_requests)  # cost to the end; one free slot behind each request
     for left in range(1, len(counts)):
-        request = longest[:counts[left]]
+        request = longest[: counts[left]]
         row = log.starts[request + 1] - left
         slot, step = row + request, emitted[row].T
         best, first = prices[0] + value[slot + step[0]], np.zeros(len(row), dtype=np.int8)
@@ -195,8 +209,9 @@ def dp_arms(log: PositionLog, costs: np.ndarray | None = None) -> np.ndarray:
     return arms
 
 
-def oracle_renewal(log: PositionLog, costs: np.ndarray, *, values: np.ndarray | None = None,
-                   keep_path: bool = False) -> Replay:
+def oracle_renewal(
+    log: PositionLog, costs: np.ndarray, *, values: np.ndarray | None = None, keep_path: bool = False
+) -> Replay:
     """The renewal rule: at each block the arm with the largest emitted - rate * cost, rate = emitted per second.
 
     The rate is found by Dinkelbach iteration on exact replay, from 0 upwards, until it stops growing. ``values`` (N, K)
@@ -215,8 +230,16 @@ def oracle_renewal(log: PositionLog, costs: np.ndarray, *, values: np.ndarray | 
 # ---- policies: the arm depends on what was seen on the way
 
 
-def replay(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = None, reset: str = "request",
-           seed: int | None = None, keep_path: bool = False, name: str | None = None) -> Replay:
+def replay(
+    log: PositionLog,
+    policy: Policy | Plan,
+    *,
+    feedback: str | None = None,
+    reset: str = "request",
+    seed: int | None = None,
+    keep_path: bool = False,
+    name: str | None = None,
+) -> Replay:
     """Replay one policy exactly.
 
     ``feedback``: "bandit", "full" or "delayed"; None takes what the policy needs. ``reset``: forget at each "request"
@@ -229,32 +252,52 @@ def replay(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = No
     return replay_seeds(log, policy, [seed], feedback=feedback, reset=reset, keep_path=keep_path, name=name)[0]
 
 
-def replay_seeds(log: PositionLog, policy: Policy, seeds: Sequence[int | None], *, feedback: str | None = None,
-                 reset: str = "request", keep_path: bool = False, name: str | None = None) -> list[Replay]:
+def replay_seeds(
+    log: PositionLog,
+    policy: Policy,
+    seeds: Sequence[int | None],
+    *,
+    feedback: str | None = None,
+    reset: str = "request",
+    keep_path: bool = False,
+    name: str | None = None,
+) -> list[Replay]:
     """One replay per seed, all in the same steps; see ``replay``."""
     return replay_runs(log, policy, [(s, feedback) for s in seeds], reset=reset, keep_path=keep_path, name=name)
 
 
-def replay_runs(log: PositionLog, policy: Policy, runs: Sequence[tuple[int | None, str | None]], *,
-                reset: str = "request", keep_path: bool = False, name: str | None = None) -> list[Replay]:
+def replay_runs(
+    log: PositionLog,
+    policy: Policy,
+    runs: Sequence[tuple[int | None, str | None]],
+    *,
+    reset: str = "request",
+    keep_path: bool = False,
+    name: str | None = None,
+) -> list[Replay]:
     """One replay per (seed, feedback), all in the same steps; see ``replay``."""
     require_complete(log)
     runs = [(seed, _checked(policy, feedback, reset)) for seed, feedback in runs]
     streams = Streams(log, policy, runs, persistent=reset == "never")
     while len(streams.row):
         streams.step()
-    return [_result(log, name or repr(policy), feedback, Path(*taken), keep_path)
-            for (_, feedback), taken in zip(runs, streams.decisions(), strict=True)]
+    return [
+        _result(log, name or repr(policy), feedback, Path(*taken), keep_path)
+        for (_, feedback), taken in zip(runs, streams.decisions(), strict=True)
+    ]
 
 
 def _checked(policy: Policy, feedback: str | None, reset: str) -> str:
     """The feedback to use; SpecselError when the combination makes no sense."""
     if feedback not in (None, "bandit", "full", "delayed") or reset not in ("request", "never"):
-        raise SpecselError(f"feedback is {feedback!r} and reset {reset!r}; "
-                           "expected bandit, full or delayed, and request or never")
+        raise SpecselError(
+            f"feedback is {feedback!r} and reset {reset!r}; expected bandit, full or delayed, and request or never"
+        )
     if policy.sees == "every arm" and feedback == "bandit":
-        raise SpecselError(f"{type(policy).__name__} learns from the counts of every arm, but feedback is 'bandit'; "
-                           "use 'full' or 'delayed', or a policy that reads the chosen arm only")
+        raise SpecselError(
+            f"{type(policy).__name__} learns from the counts of every arm, but feedback is 'bandit'; "
+            "use 'full' or 'delayed', or a policy that reads the chosen arm only"
+        )
     return feedback or ("full" if policy.sees == "every arm" else "bandit")
 
 

@@ -5,6 +5,7 @@ ran in this request. It predicts every arm's accepted count and sends the block 
 of arms that run on a block; the best of their drafts is committed. Not handled here: block-anchored logs, intervals,
 charts.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,8 +59,9 @@ def run_plan(log: PositionLog, ran: np.ndarray, *, name: str, costs: Costs | Non
 def plain_decoding(log: PositionLog, costs: Costs | None = None) -> Replay:
     """The target alone, one token per pass: the row that every speed table needs."""
     require_complete(log)
-    return _replay(log, np.arange(log.n_positions), np.zeros((log.n_positions, log.n_arms), dtype=bool),
-                   "plain decoding", costs)
+    return _replay(
+        log, np.arange(log.n_positions), np.zeros((log.n_positions, log.n_arms), dtype=bool), "plain decoding", costs
+    )
 
 
 def _walk(log: PositionLog, accepted: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -79,8 +81,9 @@ def _replay(log: PositionLog, rows: np.ndarray, ran: np.ndarray, name: str, cost
     emitted = np.minimum(accepted.max(axis=1) + 1, log.remaining[rows])
     totals = request_sums(np.column_stack([np.ones(len(rows)), emitted, ran]), request, log.n_requests).astype(np.int64)
     time_s = None if costs is None else request_sums(_seconds(log, rows, request, ran, costs), request, log.n_requests)
-    return Replay(name, "full", totals[:, 0], totals[:, 1], totals[:, 2:], log.workload, log.workloads, log.arms,
-                  time_s)
+    return Replay(
+        name, "full", totals[:, 0], totals[:, 1], totals[:, 2:], log.workload, log.workloads, log.arms, time_s
+    )
 
 
 def _seconds(log: PositionLog, rows: np.ndarray, request: np.ndarray, ran: np.ndarray, costs: Costs) -> np.ndarray:
@@ -170,8 +173,9 @@ class _Memory:
         self.age[request] = np.where(ran, 0, self.age[request] + 1)
 
 
-def roam(log: PositionLog, choose: Callable[[np.ndarray], np.ndarray], *,
-         again: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def roam(
+    log: PositionLog, choose: Callable[[np.ndarray], np.ndarray], *, again: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Walk through all requests at once: rows of the blocks (B,), arms that ran (B, K), features seen (B, F).
 
     choose maps features (n, F) to arms (n,); again (N, K) says where all arms run after this one has drafted.
@@ -224,22 +228,28 @@ def _fit_arm(kind: str, x: np.ndarray, log: PositionLog, rows: np.ndarray, arm: 
     if not len(accepted) or accepted.min() == accepted.max():
         return float(accepted[0]) if len(accepted) else 0.0
     if kind == "boosting":
-        model = HistGradientBoostingRegressor(max_iter=60, max_leaf_nodes=15, learning_rate=0.1, early_stopping=False,
-                                              random_state=0)
+        model = HistGradientBoostingRegressor(
+            max_iter=60, max_leaf_nodes=15, learning_rate=0.1, early_stopping=False, random_state=0
+        )
         x = np.where(np.isnan(x[asked]).all(axis=0), 0.0, x[asked])  # a feature without one value cannot be binned
         return model.fit(x, accepted)
     share = accepted / log.draft_len
-    model = make_pipeline(SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler(),
-                          LogisticRegression(max_iter=1000))
-    return model.fit(np.concatenate([x[asked], x[asked]]), np.repeat([1, 0], len(share)),
-                     logisticregression__sample_weight=np.concatenate([share, 1 - share]))
+    model = make_pipeline(
+        SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler(), LogisticRegression(max_iter=1000)
+    )
+    return model.fit(
+        np.concatenate([x[asked], x[asked]]),
+        np.repeat([1, 0], len(share)),
+        logisticregression__sample_weight=np.concatenate([share, 1 - share]),
+    )
 
 
 # ---- the comparison: who decides, before or after drafting?
 
 
-def decision_runs(log: PositionLog, *, rng: np.random.Generator, costs: Costs | None = None,
-                  kinds: Sequence[str] = KINDS) -> dict[str, Replay]:
+def decision_runs(
+    log: PositionLog, *, rng: np.random.Generator, costs: Costs | None = None, kinds: Sequence[str] = KINDS
+) -> dict[str, Replay]:
     """Every decision on held-out workloads: fixed arms, redrafting, routing, both, all arms, and the best sequence.
 
     Selectors and routers are trained on the other workloads; where one cannot be fitted the dominant arm runs alone.
@@ -248,8 +258,10 @@ def decision_runs(log: PositionLog, *, rng: np.random.Generator, costs: Costs | 
     """
     dominant = log.arms.index(dominant_blocks(log).path_arm)
     again, routers = _held_out_decisions(log, rng, kinds)
-    found = {f"always {arm}": run_plan(log, one_arm(log, k), name=f"always {arm}", costs=costs)
-             for k, arm in enumerate(log.arms)}
+    found = {
+        f"always {arm}": run_plan(log, one_arm(log, k), name=f"always {arm}", costs=costs)
+        for k, arm in enumerate(log.arms)
+    }
     found["redraft"] = run_plan(log, redraft_plan(log, dominant, again[:, dominant]), name="redraft", costs=costs)
     for kind in kinds:
         ways = {f"route ({kind})": {}, f"route ({kind}) + redraft": {"again": again}}
@@ -262,8 +274,9 @@ def decision_runs(log: PositionLog, *, rng: np.random.Generator, costs: Costs | 
     return found if costs is None else {"plain decoding": plain_decoding(log, costs)} | found
 
 
-def _held_out_decisions(log: PositionLog, rng: np.random.Generator,
-                        kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, list[Router | None]]]:
+def _held_out_decisions(
+    log: PositionLog, rng: np.random.Generator, kinds: Sequence[str]
+) -> tuple[np.ndarray, dict[str, list[Router | None]]]:
     """(N, K) redraft decisions after each arm's draft, and one router per kind and held-out workload."""
     again = np.zeros((log.n_positions, log.n_arms), dtype=bool)
     workload = log.workload[log.request_of]
@@ -275,8 +288,10 @@ def _held_out_decisions(log: PositionLog, rng: np.random.Generator,
                 at = workload == w
                 again[at, k] = selector.redraft(log.stats, at)
     others = [log.select(log.workload != w) for w in range(len(log.workloads))]
-    return again, {kind: [fit_router(other, kind=kind, rng=rng) if other.n_requests else None for other in others]
-                   for kind in kinds}
+    return again, {
+        kind: [fit_router(other, kind=kind, rng=rng) if other.n_requests else None for other in others]
+        for kind in kinds
+    }
 
 
 def _selector(blocks: Any, train: np.ndarray) -> Selector | None:
@@ -293,8 +308,16 @@ def _prices(log: PositionLog, costs: Costs) -> np.ndarray:
     return rate * np.array([run.time_s.sum() / run.blocks.sum() for run in runs])
 
 
-def _routed(log: PositionLog, routers: list[Router | None], dominant: int, name: str, costs: Costs | None, *,
-            again: np.ndarray | None = None, priced: bool = False) -> Replay:
+def _routed(
+    log: PositionLog,
+    routers: list[Router | None],
+    dominant: int,
+    name: str,
+    costs: Costs | None,
+    *,
+    again: np.ndarray | None = None,
+    priced: bool = False,
+) -> Replay:
     """One replay put together from the held-out workloads, each with its own router."""
     parts = []
     for w, router in enumerate(routers):
@@ -310,15 +333,21 @@ def _routed(log: PositionLog, routers: list[Router | None], dominant: int, name:
     return _replay(log, rows[order], ran[order], name, costs)
 
 
-def decision_table(runs: Mapping[str, Replay], base: str, *, rng: np.random.Generator, n_resamples: int = 10_000,
-                   level: float = 0.95) -> pd.DataFrame:
+def decision_table(
+    runs: Mapping[str, Replay], base: str, *, rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95
+) -> pd.DataFrame:
     """One row per run: block_efficiency and its gain over `base`; where timed also tokens_per_s and speed over `base`.
 
     Every quantity has columns _low and _high from resampled requests, the same for all rows; drafts_per_block is a cost
     that needs no timings. Where nothing is timed the speed columns are missing.
     """
-    wide = np.stack([np.stack([r.emitted, r.blocks, np.zeros(len(r.blocks)) if r.time_s is None else r.time_s], axis=1)
-                     for r in runs.values()], axis=1)  # (R, runs, 3)
+    wide = np.stack(
+        [
+            np.stack([r.emitted, r.blocks, np.zeros(len(r.blocks)) if r.time_s is None else r.time_s], axis=1)
+            for r in runs.values()
+        ],
+        axis=1,
+    )  # (R, runs, 3)
     at, statistics, columns = list(runs).index(base), {}, {}
     for i, (name, run) in enumerate(runs.items()):
         for rate, gain, below in (("block_efficiency", "gain", 1), ("tokens_per_s", "speed", 2)):
@@ -326,10 +355,19 @@ def decision_table(runs: Mapping[str, Replay], base: str, *, rng: np.random.Gene
                 statistics[name, rate] = lambda s, b=below: ratio(s[..., 0, 0], s[..., 0, b])
                 statistics[name, gain] = lambda s, b=below, off=2 - below: _rate_ratio(s, b) - off
                 columns[name, rate] = columns[name, gain] = [i, at]
-    found = bootstrap_many(statistics, wide, strata=next(iter(runs.values())).workload, rng=rng,
-                           n_resamples=n_resamples, level=level, columns=columns)
-    rows = {name: {"policy": name, "drafts_per_block": float(ratio(run.pulls.sum(), run.blocks.sum()))}
-            for name, run in runs.items()}
+    found = bootstrap_many(
+        statistics,
+        wide,
+        strata=next(iter(runs.values())).workload,
+        rng=rng,
+        n_resamples=n_resamples,
+        level=level,
+        columns=columns,
+    )
+    rows = {
+        name: {"policy": name, "drafts_per_block": float(ratio(run.pulls.sum(), run.blocks.sum()))}
+        for name, run in runs.items()
+    }
     for (name, quantity), e in found.items():
         rows[name] |= {quantity: e.value, f"{quantity}_low": e.low, f"{quantity}_high": e.high}
     return pd.DataFrame(list(rows.values()))

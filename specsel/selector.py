@@ -5,6 +5,7 @@ After the dominant arm has drafted, the selector decides from its confidence whe
 workload is judged by a model and a threshold that have not seen it; requests are resampled, the fitted selectors stay
 as they are. Not handled here: the model (`specsel.logistic`), routing before drafting, diagnostics, charts.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -29,15 +30,44 @@ from specsel.redraft import (
 )
 from specsel.statistics import Estimate, Statistic, bootstrap_many, holm
 
-__all__ = ["Selector", "NotFitted", "fit_selector", "LowoRow", "LowoTable", "HeldOut", "leave_one_workload_out",
-           "hold_out", "judge", "verdict", "frontier", "frontier_sums", "redraft_sums", "oracle_gap", "capture",
-           "redraft_rate", "skill", "token_gain", "RATIOS", "THRESHOLDS", "CRITERION"]
+__all__ = [
+    "Selector",
+    "NotFitted",
+    "fit_selector",
+    "LowoRow",
+    "LowoTable",
+    "HeldOut",
+    "leave_one_workload_out",
+    "hold_out",
+    "judge",
+    "verdict",
+    "frontier",
+    "frontier_sums",
+    "redraft_sums",
+    "oracle_gap",
+    "capture",
+    "redraft_rate",
+    "skill",
+    "token_gain",
+    "RATIOS",
+    "THRESHOLDS",
+    "CRITERION",
+]
 
-RATIOS = {"oracle_gap": oracle_gap, "capture": capture, "redraft_rate": redraft_rate, "skill": skill,
-          "token_gain": token_gain}
-UNDEFINED = {"oracle_gap": "undefined: no blocks", "capture": "undefined: no block has a gain",
-             "redraft_rate": "undefined: no blocks",
-             "skill": "undefined: no block has a gain, or none is redrafted", "token_gain": "undefined: no blocks"}
+RATIOS = {
+    "oracle_gap": oracle_gap,
+    "capture": capture,
+    "redraft_rate": redraft_rate,
+    "skill": skill,
+    "token_gain": token_gain,
+}
+UNDEFINED = {
+    "oracle_gap": "undefined: no blocks",
+    "capture": "undefined: no block has a gain",
+    "redraft_rate": "undefined: no blocks",
+    "skill": "undefined: no block has a gain, or none is redrafted",
+    "token_gain": "undefined: no blocks",
+}
 Verdict = str  # "beats random", "no measurable benefit", "worse than random", or "undefined: ..." / "not fitted: ..."
 
 
@@ -68,18 +98,34 @@ class LowoTable:
 
     def frame(self) -> pd.DataFrame:
         """One row per workload: threshold, estimates with limits, verdict."""
-        return pd.DataFrame([{
-            "workload": row.workload, "threshold": row.selector.threshold if row.selector else None,
-            "requests": row.requests,
-            "blocks": row.blocks, "verdict": row.verdict, "p_holm": row.p_holm, **{
-                key + tail: getattr(estimate, part) for key, estimate in row.estimates.items()
-                for tail, part in (("", "value"), ("_low", "low"), ("_high", "high"))}} for row in self.rows])
+        return pd.DataFrame(
+            [
+                {
+                    "workload": row.workload,
+                    "threshold": row.selector.threshold if row.selector else None,
+                    "requests": row.requests,
+                    "blocks": row.blocks,
+                    "verdict": row.verdict,
+                    "p_holm": row.p_holm,
+                    **{
+                        key + tail: getattr(estimate, part)
+                        for key, estimate in row.estimates.items()
+                        for tail, part in (("", "value"), ("_low", "low"), ("_high", "high"))
+                    },
+                }
+                for row in self.rows
+            ]
+        )
 
     def operating_points(self) -> pd.DataFrame:
         """Where the chosen thresholds lie on the frontier: scope (all and every workload), redraft_rate, capture."""
         scopes = {"all": self.pooled, **{row.workload: row.estimates for row in self.rows}}
-        return pd.DataFrame([{"scope": scope, "redraft_rate": e["redraft_rate"].value, "capture": e["capture"].value}
-                             for scope, e in scopes.items()])
+        return pd.DataFrame(
+            [
+                {"scope": scope, "redraft_rate": e["redraft_rate"].value, "capture": e["capture"].value}
+                for scope, e in scopes.items()
+            ]
+        )
 
     def redraft_at(self, log: PositionLog) -> np.ndarray:
         """(N,) decisions at every position of the log, by the selector that has not seen the position's workload."""
@@ -121,9 +167,15 @@ class HeldOut:
         return {name: 1.0 for name in self.within if name[1] == "skill"}
 
 
-def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resamples: int = 10_000,
-                           level: float = 0.95, features: Sequence[str] = STATS,
-                           thresholds: Sequence[float] = THRESHOLDS) -> LowoTable:
+def leave_one_workload_out(
+    blocks: BlockLog,
+    *,
+    rng: np.random.Generator,
+    n_resamples: int = 10_000,
+    level: float = 0.95,
+    features: Sequence[str] = STATS,
+    thresholds: Sequence[float] = THRESHOLDS,
+) -> LowoTable:
     """Fit on all workloads but one, threshold included, and judge the one; once for each workload.
 
     Which arm drafts first is taken over all workloads, as in the original study: this choice sees the held-out one.
@@ -132,13 +184,22 @@ def leave_one_workload_out(blocks: BlockLog, *, rng: np.random.Generator, n_resa
     p-value.
     """
     decided = hold_out(blocks, features=features, thresholds=thresholds)
-    return judge(decided, bootstrap_many(decided.statistics, decided.sums, strata=blocks.workload, rng=rng,
-                                         n_resamples=n_resamples, level=level, within=decided.within,
-                                         null=decided.null))
+    return judge(
+        decided,
+        bootstrap_many(
+            decided.statistics,
+            decided.sums,
+            strata=blocks.workload,
+            rng=rng,
+            n_resamples=n_resamples,
+            level=level,
+            within=decided.within,
+            null=decided.null,
+        ),
+    )
 
 
-def hold_out(blocks: BlockLog, *, features: Sequence[str] = STATS,
-             thresholds: Sequence[float] = THRESHOLDS) -> HeldOut:
+def hold_out(blocks: BlockLog, *, features: Sequence[str] = STATS, thresholds: Sequence[float] = THRESHOLDS) -> HeldOut:
     """Decisions on every workload by the selector of the others, and what has to be resampled to judge them."""
     workload_of = blocks.workload_of
     probability, redraft = np.full(blocks.n_blocks, np.nan), np.zeros(blocks.n_blocks, dtype=bool)
@@ -181,9 +242,12 @@ def _worded(estimate: Estimate, key: str) -> Estimate:
 
 def _undefined(like: Mapping[str, Estimate], reason: str) -> dict[str, Estimate]:
     """Estimates without a value, for that reason; the oracle gap needs no selector and stays."""
-    return {key: e if key == "oracle_gap" else replace(e, value=None, low=None, high=None, p=None,
-                                                       method=f"undefined: {reason}")
-            for key, e in like.items()}
+    return {
+        key: e
+        if key == "oracle_gap"
+        else replace(e, value=None, low=None, high=None, p=None, method=f"undefined: {reason}")
+        for key, e in like.items()
+    }
 
 
 def _held_out(blocks: BlockLog, w: int, features: Sequence[str], thresholds: Sequence[float]) -> Selector | NotFitted:
@@ -196,15 +260,23 @@ def _held_out(blocks: BlockLog, w: int, features: Sequence[str], thresholds: Seq
         return reason
 
 
-def _row(blocks: BlockLog, w: int, selector: Selector | NotFitted, estimates: dict[str, Estimate],
-         p_holm: float | None) -> LowoRow:
+def _row(
+    blocks: BlockLog, w: int, selector: Selector | NotFitted, estimates: dict[str, Estimate], p_holm: float | None
+) -> LowoRow:
     at = blocks.workload == w
     fitted = isinstance(selector, Selector)
     reason = "" if fitted else str(selector)
     estimates = estimates if fitted else _undefined(estimates, reason)
-    return LowoRow(blocks.workloads[w], selector if fitted else None, reason, int(at.sum()),
-                   int(at[blocks.request_of].sum()),
-                   estimates, p_holm, reason or verdict(estimates, p_holm))
+    return LowoRow(
+        blocks.workloads[w],
+        selector if fitted else None,
+        reason,
+        int(at.sum()),
+        int(at[blocks.request_of].sum()),
+        estimates,
+        p_holm,
+        reason or verdict(estimates, p_holm),
+    )
 
 
 def verdict(estimates: Mapping[str, Estimate], p_holm: float | None) -> Verdict:
@@ -237,9 +309,15 @@ def frontier_sums(blocks: BlockLog, probability: np.ndarray, thresholds: Sequenc
     return np.stack([whole[0], whole[1], gain[:, 1:], one[:, 1:], whole[2]], axis=-1)
 
 
-def frontier(blocks: BlockLog, probability: np.ndarray, *, rng: np.random.Generator, n_resamples: int = 2_000,
-             level: float = 0.95,
-             thresholds: Sequence[float] = tuple(np.round(np.linspace(0, 1, 101), 2))) -> pd.DataFrame:
+def frontier(
+    blocks: BlockLog,
+    probability: np.ndarray,
+    *,
+    rng: np.random.Generator,
+    n_resamples: int = 2_000,
+    level: float = 0.95,
+    thresholds: Sequence[float] = tuple(np.round(np.linspace(0, 1, 101), 2)),
+) -> pd.DataFrame:
     """Capture against redraft rate over all thresholds, for all workloads together ("all") and each alone.
 
     probability (B,), nan = block left out. Columns: scope, threshold, redraft_rate, capture, low, high (of the capture
@@ -250,22 +328,55 @@ def frontier(blocks: BlockLog, probability: np.ndarray, *, rng: np.random.Genera
     totals = frontier_sums(blocks, probability, thresholds)
     used = totals[:, 0, BLOCKS] > 0
     scopes = {"all": used} | {name: used & (blocks.workload == w) for w, name in enumerate(blocks.workloads)}
-    tables = [_frontier_of(scope, totals[at], blocks.workload[at], thresholds, rng, (n_resamples, level))
-              for scope, at in scopes.items() if totals[at, 0, GAIN].sum() > 0]
+    tables = [
+        _frontier_of(scope, totals[at], blocks.workload[at], thresholds, rng, (n_resamples, level))
+        for scope, at in scopes.items()
+        if totals[at, 0, GAIN].sum() > 0
+    ]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=FRONTIER)
 
 
-FRONTIER = ("scope", "threshold", "redraft_rate", "capture", "low", "high", "skill", "token_gain", "oracle_gap",
-            "requests", "blocks")
+FRONTIER = (
+    "scope",
+    "threshold",
+    "redraft_rate",
+    "capture",
+    "low",
+    "high",
+    "skill",
+    "token_gain",
+    "oracle_gap",
+    "requests",
+    "blocks",
+)
 
 
-def _frontier_of(scope: str, totals: np.ndarray, strata: np.ndarray, thresholds: np.ndarray, rng: np.random.Generator,
-                 options: tuple[int, float]) -> pd.DataFrame:
+def _frontier_of(
+    scope: str,
+    totals: np.ndarray,
+    strata: np.ndarray,
+    thresholds: np.ndarray,
+    rng: np.random.Generator,
+    options: tuple[int, float],
+) -> pd.DataFrame:
     sums = totals.sum(axis=0)
-    band = bootstrap_many(dict.fromkeys(range(len(thresholds)), capture), totals, strata=strata, rng=rng,
-                          n_resamples=options[0],
-                          level=options[1], columns={t: t for t in range(len(thresholds))})
-    return pd.DataFrame({"scope": scope, "threshold": thresholds, **{name: f(sums) for name, f in RATIOS.items()},
-                         "low": [e.low for e in band.values()], "high": [e.high for e in band.values()],
-                         "requests": len(totals),
-                         "blocks": int(sums[0, BLOCKS])})[list(FRONTIER)]
+    band = bootstrap_many(
+        dict.fromkeys(range(len(thresholds)), capture),
+        totals,
+        strata=strata,
+        rng=rng,
+        n_resamples=options[0],
+        level=options[1],
+        columns={t: t for t in range(len(thresholds))},
+    )
+    return pd.DataFrame(
+        {
+            "scope": scope,
+            "threshold": thresholds,
+            **{name: f(sums) for name, f in RATIOS.items()},
+            "low": [e.low for e in band.values()],
+            "high": [e.high for e in band.values()],
+            "requests": len(totals),
+            "blocks": int(sums[0, BLOCKS]),
+        }
+    )[list(FRONTIER)]

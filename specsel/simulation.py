@@ -18,8 +18,14 @@ from scipy.special import expit
 
 from specsel.log import CONTEXT, STATS, LogError, PositionLog, block_view
 
-__all__ = ["Model", "simulate_positions", "acceptance_distribution", "expected_over_blocks", "true_block_efficiency",
-           "true_oracle_gap"]
+__all__ = [
+    "Model",
+    "simulate_positions",
+    "acceptance_distribution",
+    "expected_over_blocks",
+    "true_block_efficiency",
+    "true_oracle_gap",
+]
 
 QUADRATURE = 41  # nodes for the request effect; exact to about 1e-9 for request_sd up to 1
 
@@ -42,10 +48,16 @@ class Model:
     signal: float = 0.7  # 0..1: how far an arm's confidence follows its acceptance probability; 0 = noise
 
     def __post_init__(self) -> None:
-        shapes = {"logit": (len(self.workloads), len(self.arms)), "passage": (len(self.passage), len(self.arms)),
-                  "no_draft": (len(self.arms),)}
-        wrong = [f"{n} has shape {np.shape(getattr(self, n))}, expected {s}" for n, s in shapes.items()
-                 if np.shape(getattr(self, n)) != s]
+        shapes = {
+            "logit": (len(self.workloads), len(self.arms)),
+            "passage": (len(self.passage), len(self.arms)),
+            "no_draft": (len(self.arms),),
+        }
+        wrong = [
+            f"{n} has shape {np.shape(getattr(self, n))}, expected {s}"
+            for n, s in shapes.items()
+            if np.shape(getattr(self, n)) != s
+        ]
         wrong += [f"silent names {a!r}, which is no arm" for a in self.silent if a not in self.arms]
         bounds = {
             "passage_len": self.passage_len >= 1,
@@ -78,13 +90,28 @@ def simulate_positions(model: Model, *, rng: np.random.Generator, with_stats: bo
     stats, context = _signals(odds, proposed, model, rng) if with_stats else _missing(*odds.shape)
     on_path = np.zeros(len(position), dtype=bool)
     log = PositionLog(
-        model.arms, model.draft_len, model.workloads, tuple(f"{w}/{i}" for w in model.workloads for i in range(per)),
-        workload, starts, proposed, accepted, on_path, position, remaining, context, stats, None, True, "simulation",
-        "SIM", model.arms[0], "")
+        model.arms,
+        model.draft_len,
+        model.workloads,
+        tuple(f"{w}/{i}" for w in model.workloads for i in range(per)),
+        workload,
+        starts,
+        proposed,
+        accepted,
+        on_path,
+        position,
+        remaining,
+        context,
+        stats,
+        None,
+        True,
+        "simulation",
+        "SIM",
+        model.arms[0],
+        "",
+    )
     on_path[block_view(log, 0).rows] = True
     return log
-
-
 
 
 def _passages(position: np.ndarray, model: Model, rng: np.random.Generator) -> np.ndarray:
@@ -154,8 +181,11 @@ def expected_over_blocks(model: Model, arm: int, reward: str = "blocks") -> np.n
     averaged over the request effect (Gauss-Hermite) and the output length.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE)
-    odds = (np.asarray(model.logit)[None, :, None, :] + np.asarray(model.passage)[None, None]
-            + model.request_sd * nodes[:, None, None, None])  # (Q, W, M, K)
+    odds = (
+        np.asarray(model.logit)[None, :, None, :]
+        + np.asarray(model.passage)[None, None]
+        + model.request_sd * nodes[:, None, None, None]
+    )  # (Q, W, M, K)
     longest, stay = model.output_len[1], 1 - 1 / model.passage_len
     value = np.zeros((longest + 1, *odds.shape[:-1]))
     for left in range(1, longest + 1):
@@ -165,7 +195,7 @@ def expected_over_blocks(model: Model, arm: int, reward: str = "blocks") -> np.n
             emitted = min(accepted + 1, left)
             after, same = value[left - emitted], stay**emitted
             value[left] += chance[..., arm, accepted] * (same * after + (1 - same) * after.mean(axis=-1, keepdims=True))
-    at_start = value[model.output_len[0]:].mean(axis=(0, 3))
+    at_start = value[model.output_len[0] :].mean(axis=(0, 3))
     return weights @ at_start / weights.sum()
 
 

@@ -65,8 +65,12 @@ class ClaimTable(SphinxDirective):
     """
 
     required_arguments, optional_arguments, has_content = 2, 99, True
-    option_spec = {"corner": directives.unchanged, "format": directives.unchanged, "optional": directives.flag,
-                   "sort": directives.unchanged}
+    option_spec = {
+        "corner": directives.unchanged,
+        "format": directives.unchanged,
+        "optional": directives.flag,
+        "sort": directives.unchanged,
+    }
 
     def run(self) -> list[nodes.Node]:
         notebook, *patterns = self.arguments

@@ -25,8 +25,16 @@ import pandas as pd
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
-__all__ = ["Estimate", "bootstrap_many", "bootstrap_requests", "bootstrap_rows", "request_sums", "ratio",
-           "pooled_ratio", "holm"]
+__all__ = [
+    "Estimate",
+    "bootstrap_many",
+    "bootstrap_requests",
+    "bootstrap_rows",
+    "request_sums",
+    "ratio",
+    "pooled_ratio",
+    "holm",
+]
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 BATCH = 640_000  # draws held in memory at once; the caches of a processor like it small
@@ -89,18 +97,36 @@ def request_sums(values: np.ndarray, request_of: np.ndarray, n_requests: int) ->
     return np.stack(sums, axis=1).reshape(n_requests, *values.shape[1:])
 
 
-def bootstrap_requests(statistic: Statistic, totals: np.ndarray, *, strata: np.ndarray | None, rng: np.random.Generator,
-                       n_resamples: int = 10_000, level: float = 0.95, method: str = "BCa") -> Estimate:
+def bootstrap_requests(
+    statistic: Statistic,
+    totals: np.ndarray,
+    *,
+    strata: np.ndarray | None,
+    rng: np.random.Generator,
+    n_resamples: int = 10_000,
+    level: float = 0.95,
+    method: str = "BCa",
+) -> Estimate:
     """Interval of one statistic by resampling requests within strata (workloads); see `bootstrap_many`."""
-    return bootstrap_many({0: statistic}, totals, strata=strata, rng=rng, n_resamples=n_resamples, level=level,
-                          method=method)[0]
+    return bootstrap_many(
+        {0: statistic}, totals, strata=strata, rng=rng, n_resamples=n_resamples, level=level, method=method
+    )[0]
 
 
-def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray, *, strata: np.ndarray | None,
-                   rng: np.random.Generator, n_resamples: int = 10_000, level: float = 0.95, method: str = "BCa",
-                   columns: Mapping[Hashable, Any] | None = None,
-                   within: Mapping[Hashable, Iterable[int]] | None = None, split: Iterable[Hashable] = (),
-                   null: Mapping[Hashable, float] | None = None) -> dict[Hashable, Estimate]:
+def bootstrap_many(
+    statistics: Mapping[Hashable, Statistic],
+    totals: np.ndarray,
+    *,
+    strata: np.ndarray | None,
+    rng: np.random.Generator,
+    n_resamples: int = 10_000,
+    level: float = 0.95,
+    method: str = "BCa",
+    columns: Mapping[Hashable, Any] | None = None,
+    within: Mapping[Hashable, Iterable[int]] | None = None,
+    split: Iterable[Hashable] = (),
+    null: Mapping[Hashable, float] | None = None,
+) -> dict[Hashable, Estimate]:
     """One Estimate per statistic of per-request sums (R, *S), all from the same resamples of requests within strata.
 
     ``strata`` (R,), None is one stratum; ``method`` "BCa" (percentile where BCa is undefined, a resample has no value,
@@ -114,27 +140,44 @@ def bootstrap_many(statistics: Mapping[Hashable, Statistic], totals: np.ndarray,
     labels, codes = np.unique(np.zeros(len(totals)) if strata is None else strata, return_inverse=True)
     sizes, split = np.bincount(codes, minlength=len(labels)), set(split)
     merged = len(totals) > 1 and sizes.max(initial=0) == 1
-    used = {name: np.isin(labels, list(within[name])) if within and name in within else np.ones(len(labels), dtype=bool)
-            for name in statistics}
-    views = {name: _view(statistic, (columns or {}).get(name, Ellipsis), used[name], name in split)
-             for name, statistic in statistics.items()}
+    used = {
+        name: np.isin(labels, list(within[name])) if within and name in within else np.ones(len(labels), dtype=bool)
+        for name in statistics
+    }
+    views = {
+        name: _view(statistic, (columns or {}).get(name, Ellipsis), used[name], name in split)
+        for name, statistic in statistics.items()
+    }
     flat = totals.reshape(len(totals), math.prod(totals.shape[1:]))
     sample = _sample(flat, totals.shape[1:], codes, len(labels), merged, tuple(views.values()))
-    values, drawn, limits = _resample(sample, rng, n_resamples, level,
-                                      method if len(totals) <= LARGEST_BCA else "percentile")
+    values, drawn, limits = _resample(
+        sample, rng, n_resamples, level, method if len(totals) <= LARGEST_BCA else "percentile"
+    )
     found = {}
     for i, name in enumerate(statistics):
         n, alone = int(sizes[used[name]].sum()), sizes[used[name]].max(initial=0) < 2
         whole = merged and used[name].all()
         frame = {"level": level, "n": n, "n_resamples": n_resamples, "seed": _seed(rng)}
-        found[name] = _estimate(values[i], None if alone and not whole else drawn[i],
-                                limits[i] if n >= SMALLEST_BCA else None, frame, (null or {}).get(name),
-                                ", strata of one request merged" if whole else "")
+        found[name] = _estimate(
+            values[i],
+            None if alone and not whole else drawn[i],
+            limits[i] if n >= SMALLEST_BCA else None,
+            frame,
+            (null or {}).get(name),
+            ", strata of one request merged" if whole else "",
+        )
     return found
 
 
-def bootstrap_rows(statistic: Statistic, rows: np.ndarray, *, strata: np.ndarray | None, rng: np.random.Generator,
-                   n_resamples: int = 10_000, level: float = 0.95) -> Estimate:
+def bootstrap_rows(
+    statistic: Statistic,
+    rows: np.ndarray,
+    *,
+    strata: np.ndarray | None,
+    rng: np.random.Generator,
+    n_resamples: int = 10_000,
+    level: float = 0.95,
+) -> Estimate:
     """The percentile interval that ignores requests and resamples blocks: too narrow, for comparison; rows (B, *S).
 
     Equal rows are drawn together (multinomial), so that millions of blocks with few distinct counts cost little.
@@ -178,8 +221,10 @@ def _check(values: np.ndarray, strata: np.ndarray | None, n_resamples: int, leve
     if not np.isfinite(values).all():
         raise ValueError("totals hold nan or infinity; a request without a value belongs out of the table")
     if n_resamples < 1 or not 0 < level < 1 or method not in ("BCa", "percentile"):
-        raise ValueError(f"n_resamples={n_resamples}, level={level}, method={method!r}: expected 1 or more, a number "
-                         "between 0 and 1, 'BCa' or 'percentile'")
+        raise ValueError(
+            f"n_resamples={n_resamples}, level={level}, method={method!r}: expected 1 or more, a number "
+            "between 0 and 1, 'BCa' or 'percentile'"
+        )
 
 
 def _seed(rng: np.random.Generator) -> int | None:
@@ -243,8 +288,14 @@ class _Part:
     sums: np.ndarray  # (requests, C)
 
 
-def _sample(flat: np.ndarray, shape: tuple[int, ...], codes: np.ndarray, n_strata: int, merged: bool,
-            views: tuple[Callable[..., np.ndarray], ...]) -> _Sample:
+def _sample(
+    flat: np.ndarray,
+    shape: tuple[int, ...],
+    codes: np.ndarray,
+    n_strata: int,
+    merged: bool,
+    views: tuple[Callable[..., np.ndarray], ...],
+) -> _Sample:
     """The sample of sums (R, C) with strata (R,); ``merged``: requests are drawn from all strata together."""
     rows = [np.flatnonzero(codes == g) for g in range(n_strata)]
     fixed, whole = np.zeros((2, n_strata, flat.shape[1]))
@@ -267,8 +318,9 @@ def _counts(index: np.ndarray, size: int) -> np.ndarray:
     return counts if index.shape[1] == size else counts * (size / index.shape[1])
 
 
-def _resample(sample: _Sample, rng: np.random.Generator, n_resamples: int, level: float,
-              method: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _resample(
+    sample: _Sample, rng: np.random.Generator, n_resamples: int, level: float, method: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Values (S,), drawn values (S, n_resamples) and BCa limits (S, 2), nan where there are none."""
     sizes, n_views = [sum(len(part.sums) for part in group) for group in sample.groups], len(sample.views)
     with np.errstate(all="ignore"), warnings.catch_warnings(), threadpool_limits(1, "blas"):
@@ -280,8 +332,17 @@ def _resample(sample: _Sample, rng: np.random.Generator, n_resamples: int, level
         whole = [np.arange(size) for size in sizes]
 
         def draw(rng: np.random.Generator, n: int) -> Any:
-            return stats.bootstrap(whole, sample, vectorized=True, axis=-1, n_resamples=n, confidence_level=level,
-                                   method=method, rng=rng, batch=_batch(sum(sizes)))
+            return stats.bootstrap(
+                whole,
+                sample,
+                vectorized=True,
+                axis=-1,
+                n_resamples=n,
+                confidence_level=level,
+                method=method,
+                rng=rng,
+                batch=_batch(sum(sizes)),
+            )
 
         if sum(sizes) <= LARGEST_BCA:
             found = draw(rng, n_resamples)
@@ -298,8 +359,14 @@ def _batch(n_requests: int) -> int:
     return max(1, BATCH // n_requests, min(MANY, LARGEST_BATCH // n_requests))
 
 
-def _estimate(value: float, drawn: np.ndarray | None, bca: np.ndarray | None, frame: dict[str, Any],
-              null: float | None, note: str = "") -> Estimate:
+def _estimate(
+    value: float,
+    drawn: np.ndarray | None,
+    bca: np.ndarray | None,
+    frame: dict[str, Any],
+    null: float | None,
+    note: str = "",
+) -> Estimate:
     """The Estimate of one statistic: `drawn` None means that nothing could be drawn, `bca` None or nan: percentile."""
     if not math.isfinite(value):
         return Estimate(None, None, None, method="undefined: the denominator is 0", **frame)

@@ -24,8 +24,10 @@ def feature_column(log: PositionLog, name: str) -> np.ndarray:
     if base == "workload":
         return feature(name, np.repeat(log.workload, np.diff(log.starts)).astype(float))
     if base not in log.context:
-        raise SpecselError(f"{log.run}: the log has no context '{base}' (it has {', '.join(log.context) or 'none'}); "
-                           "choose a policy that does not read it, or collect a log that holds it")
+        raise SpecselError(
+            f"{log.run}: the log has no context '{base}' (it has {', '.join(log.context) or 'none'}); "
+            "choose a policy that does not read it, or collect a log that holds it"
+        )
     return feature(name, log.context[base])
 
 

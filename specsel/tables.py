@@ -205,12 +205,19 @@ def gains(claims: Claims, *names: str) -> pd.DataFrame:
 
 def side_by_side(claims: Claims, **patterns: str) -> pd.DataFrame:
     """Claims of one key seen in several ways, for a dot chart: name, view (the keyword), value, low, high."""
-    rows = [(view, claim.name.partition(":")[2], claim) for view, pattern in patterns.items()
-            for claim in pick(claims, pattern)]
+    rows = [
+        (view, claim.name.partition(":")[2], claim)
+        for view, pattern in patterns.items()
+        for claim in pick(claims, pattern)
+    ]
     keys = list(dict.fromkeys(key for _, key, _ in rows))
-    return pd.DataFrame([{"name": f"{key}, {view}", "view": view, "value": c.value, "low": c.low, "high": c.high}
-                         for view, key, c in sorted(rows, key=lambda row: keys.index(row[1]))],
-                        columns=["name", "view", "value", "low", "high"])
+    return pd.DataFrame(
+        [
+            {"name": f"{key}, {view}", "view": view, "value": c.value, "low": c.low, "high": c.high}
+            for view, key, c in sorted(rows, key=lambda row: keys.index(row[1]))
+        ],
+        columns=["name", "view", "value", "low", "high"],
+    )
 
 
 def name_policies(table: pd.DataFrame) -> pd.DataFrame:
@@ -225,8 +232,10 @@ def name_policies(table: pd.DataFrame) -> pd.DataFrame:
         ]
         return ", ".join([row["policy"].replace(":", " "), *filter(None, extra)])
 
-    return table.assign(policy=[name(row) for row in table.to_dict("records")],
-                        kind=table["context"].replace({c: f"context by {c}" for c in ("workload", "request", "block")}))
+    return table.assign(
+        policy=[name(row) for row in table.to_dict("records")],
+        kind=table["context"].replace({c: f"context by {c}" for c in ("workload", "request", "block")}),
+    )
 
 
 def honest(named: pd.DataFrame) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) 
     train = np.zeros(log.n_requests, dtype=bool)
     for w in range(len(log.workloads)):
         mine = order[log.workload[order] == w]
-        train[mine[:max(1, round(share * len(mine)))]] = True
+        train[mine[: max(1, round(share * len(mine)))]] = True
     return log.select(order[train[order]]), log.select(order[~train[order]])
 
 
@@ -55,8 +55,15 @@ def setups(policy: Policy) -> list[str]:
     return kinds.get(policy.sees, ["bandit"])
 
 
-def evaluate(log: PositionLog, policy: Policy | Plan, *, feedback: str | None = None, reset: str = "request",
-             seeds: Sequence[int] = SEEDS, name: str | None = None) -> tuple[Replay, float | None]:
+def evaluate(
+    log: PositionLog,
+    policy: Policy | Plan,
+    *,
+    feedback: str | None = None,
+    reset: str = "request",
+    seeds: Sequence[int] = SEEDS,
+    name: str | None = None,
+) -> tuple[Replay, float | None]:
     """Totals summed over the seeds, and the standard deviation of block efficiency between seeds (None: not random)."""
     if isinstance(policy, Plan):
         return replay(log, policy, feedback=feedback, name=name), None
@@ -70,8 +77,9 @@ def _pooled(runs: list[Replay]) -> tuple[Replay, float | None]:
     return total, float(np.std([r.block_efficiency for r in runs], ddof=1)) if len(runs) > 1 else None
 
 
-def trials(log: PositionLog, name: str, *, feedback: str | None = None, reset: str = "request",
-           seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
+def trials(
+    log: PositionLog, name: str, *, feedback: str | None = None, reset: str = "request", seeds: Sequence[int] = SEEDS
+) -> pd.DataFrame:
     """Every value of a policy's main parameter: policy, parameter, value, block_efficiency, setting, found (Replay)."""
     policy = policy_by_name(name, log)
     parameter, values = GRIDS.get(name, (None, (None,)))
@@ -79,8 +87,16 @@ def trials(log: PositionLog, name: str, *, feedback: str | None = None, reset: s
     for value in values:
         setting = policy if parameter is None else replace(policy, **{parameter: value})
         found, _ = evaluate(log, setting, feedback=feedback, reset=reset, seeds=seeds)
-        rows.append({"policy": name, "parameter": parameter, "value": value, "block_efficiency": found.block_efficiency,
-                     "setting": setting, "found": found})
+        rows.append(
+            {
+                "policy": name,
+                "parameter": parameter,
+                "value": value,
+                "block_efficiency": found.block_efficiency,
+                "setting": setting,
+                "found": found,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -91,13 +107,18 @@ def tune(log: PositionLog, name: str, **options) -> Policy:
 
 
 def late(policy: Policy) -> str:
-    """The kind of feedback that a live engine could give: the chosen arm's count, or all counts as the text shows them.
-    """
+    """The kind of feedback that a live engine could give: the chosen arm's count, or all as the text shows them."""
     return "delayed" if policy.sees == "every arm" else "bandit"
 
 
-def sensitivity(log: PositionLog, *, rng: np.random.Generator, names: Iterable[str] = tuple(GRIDS),
-                seeds: Sequence[int] = SEEDS[:FEW], n_resamples: int = 1000) -> pd.DataFrame:
+def sensitivity(
+    log: PositionLog,
+    *,
+    rng: np.random.Generator,
+    names: Iterable[str] = tuple(GRIDS),
+    seeds: Sequence[int] = SEEDS[:FEW],
+    n_resamples: int = 1000,
+) -> pd.DataFrame:
     """All trials of all policies that the log allows: policy, parameter, setting, place (from 1), value, low, high.
 
     value is the paired difference to the best fixed arm in tokens per block, with feedback as late as in an engine.
@@ -107,30 +128,63 @@ def sensitivity(log: PositionLog, *, rng: np.random.Generator, names: Iterable[s
         return pd.DataFrame(columns=["policy", "parameter", "setting", "place", "value", "low", "high"])
     every = pd.concat(parts)
     gaps = _differences(log, list(every["found"]), rng, n_resamples)
-    rows = [{"policy": t.policy, "parameter": t.parameter, "setting": t.value, "place": t.Index + 1, "value": gap.value,
-             "low": gap.low, "high": gap.high}
-            for t, gap in zip(every.itertuples(), (gaps[i, "fixed"] for i in range(len(every))), strict=True)]
+    rows = [
+        {
+            "policy": t.policy,
+            "parameter": t.parameter,
+            "setting": t.value,
+            "place": t.Index + 1,
+            "value": gap.value,
+            "low": gap.low,
+            "high": gap.high,
+        }
+        for t, gap in zip(every.itertuples(), (gaps[i, "fixed"] for i in range(len(every))), strict=True)
+    ]
     return pd.DataFrame(rows)
 
 
-def arm_order(log: PositionLog, names: Iterable[str], *, rng: np.random.Generator, seeds: Sequence[int] = SEEDS,
-              n_resamples: int = 1000) -> pd.DataFrame:
+def arm_order(
+    log: PositionLog,
+    names: Iterable[str],
+    *,
+    rng: np.random.Generator,
+    seeds: Sequence[int] = SEEDS,
+    n_resamples: int = 1000,
+) -> pd.DataFrame:
     """What "ties go to the lowest index" is worth: columns policy, as_listed, reversed (block efficiency with the arms
     in that order), and their paired difference value, low, high.
     """
-    turned = replace(log, arms=log.arms[::-1], proposed=log.proposed[:, ::-1], accepted=log.accepted[:, ::-1],
-                     source=None, stats={n: v[:, ::-1] for n, v in log.stats.items()})
+    turned = replace(
+        log,
+        arms=log.arms[::-1],
+        proposed=log.proposed[:, ::-1],
+        accepted=log.accepted[:, ::-1],
+        source=None,
+        stats={n: v[:, ::-1] for n, v in log.stats.items()},
+    )
     rows = []
     for name in allowed(log, names):
         pair = []
         for part in (log, turned):
             policy = policy_by_name(name, part)
             pair.append(evaluate(part, policy, feedback=late(policy), seeds=seeds)[0])
-        gap = bootstrap_requests(lambda s: pooled_ratio(s[:, 1]) - pooled_ratio(s[:, 0]),
-                                 np.stack([p.totals for p in pair], axis=1), strata=log.workload, rng=rng,
-                                 n_resamples=n_resamples)
-        rows.append({"policy": name, "as_listed": pair[0].block_efficiency, "reversed": pair[1].block_efficiency,
-                     "value": gap.value, "low": gap.low, "high": gap.high})
+        gap = bootstrap_requests(
+            lambda s: pooled_ratio(s[:, 1]) - pooled_ratio(s[:, 0]),
+            np.stack([p.totals for p in pair], axis=1),
+            strata=log.workload,
+            rng=rng,
+            n_resamples=n_resamples,
+        )
+        rows.append(
+            {
+                "policy": name,
+                "as_listed": pair[0].block_efficiency,
+                "reversed": pair[1].block_efficiency,
+                "value": gap.value,
+                "low": gap.low,
+                "high": gap.high,
+            }
+        )
     return pd.DataFrame(rows, columns=["policy", "as_listed", "reversed", "value", "low", "high"])
 
 
@@ -156,8 +210,20 @@ def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
         return []
     if isinstance(base, Plan):
         found, _ = evaluate(job.test, base, name=job.name)
-        return [({"policy": job.name, "source": "", "sees": "hindsight", "context": "hindsight", "feedback": "",
-                  "reset": "", "setting": ""}, found)]
+        return [
+            (
+                {
+                    "policy": job.name,
+                    "source": "",
+                    "sees": "hindsight",
+                    "context": "hindsight",
+                    "feedback": "",
+                    "reset": "",
+                    "setting": "",
+                },
+                found,
+            )
+        ]
     rows, keeps = [], job.name in PERSISTENT or (base.reads and base.sees != "nothing")
     for reset in ("request", "never") if keeps else ("request",):
         policy = base
@@ -167,9 +233,21 @@ def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
             policy = tune(job.train.select(some), job.name, **options)
         for feedback, (found, spread) in _evaluate_each(job.test, policy, reset, job).items():
             shown = "" if policy.sees == "nothing" else feedback
-            rows.append(({"policy": job.name, "source": policy.source, "sees": policy.sees,
-                          "context": context_of(policy), "feedback": shown, "reset": reset, "setting": repr(policy),
-                          "seed_sd": spread}, found))
+            rows.append(
+                (
+                    {
+                        "policy": job.name,
+                        "source": policy.source,
+                        "sees": policy.sees,
+                        "context": context_of(policy),
+                        "feedback": shown,
+                        "reset": reset,
+                        "setting": repr(policy),
+                        "seed_sd": spread,
+                    },
+                    found,
+                )
+            )
     return rows
 
 
@@ -180,12 +258,20 @@ def _evaluate_each(log: PositionLog, policy: Policy, reset: str, job: _Job) -> d
         return {f: evaluate(log, policy, feedback=f, seeds=job.seeds, name=job.name) for f in kinds}
     seeds = job.seeds[:FEW] if policy.draws(log.n_arms) else (None,)
     runs = replay_runs(log, policy, [(s, f) for f in kinds for s in seeds], reset=reset, name=job.name)
-    return {f: _pooled(runs[i * len(seeds):(i + 1) * len(seeds)]) for i, f in enumerate(kinds)}
+    return {f: _pooled(runs[i * len(seeds) : (i + 1) * len(seeds)]) for i, f in enumerate(kinds)}
 
 
-def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, names: Iterable[str] | None = None,
-            seeds: Sequence[int] = SEEDS, tuned: bool = True, n_resamples: int = 2000,
-            workers: int = 1) -> pd.DataFrame:
+def compare(
+    train: PositionLog,
+    test: PositionLog,
+    *,
+    rng: np.random.Generator,
+    names: Iterable[str] | None = None,
+    seeds: Sequence[int] = SEEDS,
+    tuned: bool = True,
+    n_resamples: int = 2000,
+    workers: int = 1,
+) -> pd.DataFrame:
     """The policy table on the test requests, one row per policy, feedback and reset.
 
     A policy is tuned once per reset, under the first kind of feedback it takes, and then frozen. (With state kept, on
@@ -222,8 +308,9 @@ def compare(train: PositionLog, test: PositionLog, *, rng: np.random.Generator, 
     return table
 
 
-def _differences(log: PositionLog, found: list[Replay], rng: np.random.Generator,
-                 n_resamples: int) -> dict[tuple[int, str], Estimate]:
+def _differences(
+    log: PositionLog, found: list[Replay], rng: np.random.Generator, n_resamples: int
+) -> dict[tuple[int, str], Estimate]:
     """Block efficiency minus that of the best fixed arm (chosen in every resample), and minus the exact oracle's."""
     n = len(found)
     totals = [*(f.totals for f in found), *(fixed(log, k).totals for k in range(log.n_arms)), oracle_dp(log).totals]
@@ -232,8 +319,9 @@ def _differences(log: PositionLog, found: list[Replay], rng: np.random.Generator
         statistics[i, "fixed"] = lambda s, i=i: pooled_ratio(s[..., i, :]) - _best_ratio(s[..., n:-1, :])
         statistics[i, "dp"] = lambda s, i=i: pooled_ratio(s[..., i, :]) - pooled_ratio(s[..., -1, :])
     null = {name: 0.0 for name in statistics if name[1] == "fixed"}
-    return bootstrap_many(statistics, np.stack(totals, axis=1), strata=log.workload, rng=rng, n_resamples=n_resamples,
-                          null=null)
+    return bootstrap_many(
+        statistics, np.stack(totals, axis=1), strata=log.workload, rng=rng, n_resamples=n_resamples, null=null
+    )
 
 
 def _best_ratio(sums: np.ndarray) -> np.ndarray:
@@ -255,16 +343,28 @@ class Prediction:
     verdict: str
 
 
-def gain_over_best_fixed(log: PositionLog, found: Replay, *, rng: np.random.Generator,
-                         n_resamples: int = 2000) -> Estimate:
+def gain_over_best_fixed(
+    log: PositionLog, found: Replay, *, rng: np.random.Generator, n_resamples: int = 2000
+) -> Estimate:
     """Relative gain in block efficiency over the best fixed arm, which is chosen anew in every resample."""
     arms = np.stack([found.totals] + [fixed(log, k).totals for k in range(log.n_arms)], axis=1)
-    return bootstrap_requests(lambda s: pooled_ratio(s[:, 0]) / _best_ratio(s[:, 1:]) - 1, arms, strata=log.workload,
-                              rng=rng, n_resamples=n_resamples)
+    return bootstrap_requests(
+        lambda s: pooled_ratio(s[:, 0]) / _best_ratio(s[:, 1:]) - 1,
+        arms,
+        strata=log.workload,
+        rng=rng,
+        n_resamples=n_resamples,
+    )
 
 
-def workload_hypothesis(simulated: PositionLog, measured: PositionLog, *, rng: np.random.Generator,
-                        seeds: Sequence[int] = SEEDS, n_resamples: int = 2000) -> Prediction:
+def workload_hypothesis(
+    simulated: PositionLog,
+    measured: PositionLog,
+    *,
+    rng: np.random.Generator,
+    seeds: Sequence[int] = SEEDS,
+    n_resamples: int = 2000,
+) -> Prediction:
     """Run contextual Thompson sampling (context: the workload, state kept, mixed traffic) on both logs and compare."""
     gains, limits = [], []
     for log in (simulated, measured):

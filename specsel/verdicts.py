@@ -157,7 +157,8 @@ def learners(table: pd.DataFrame) -> dict[str, str]:
         "by_block": (rows["context"] == "block", "policies that read context at every block"),
     }
     return {name: _answer(rows[chosen], which, least_p) for name, (chosen, which) in groups.items()} | {
-        "left": _left(rows, table)}
+        "left": _left(rows, table)
+    }
 
 
 def _left(rows: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -193,8 +194,9 @@ def on_the_way(regret: pd.DataFrame) -> str:
         policy, other = name.split(" against ")
         word = "behind" if low > 0 else "ahead of" if high < 0 else "not told apart from"
         told.setdefault(policy, {}).setdefault(word, []).append(other)
-    alike = grouped({policy: listed(f"{word} {listed(others)}" for word, others in found.items())
-                     for policy, found in told.items()})
+    alike = grouped(
+        {policy: listed(f"{word} {listed(others)}" for word, others in found.items()) for policy, found in told.items()}
+    )
     parts = (f"{listed(names)} {'is' if len(names) == 1 else 'are'} {words}" for words, names in alike.items())
     return f"On the way, {'; '.join(parts)}."
 
@@ -206,11 +208,16 @@ def sensitivity(table: pd.DataFrame) -> str:
     spread = table.groupby("policy", sort=False)["value"].agg(lambda v: v.max() - v.min())
     better = table[table["low"] > 0].groupby("policy", sort=False).size()
     always = [name for name, n in better.items() if n == (table["policy"] == name).sum()]
-    most, least = (f"{name}, where it moves {spread[name]:.2f} tokens per block"
-                   for name in (spread.idxmax(), spread.idxmin()))
+    most, least = (
+        f"{name}, where it moves {spread[name]:.2f} tokens per block" for name in (spread.idxmax(), spread.idxmin())
+    )
     above = f"{len(better)} of {len(spread)} policies are above the best fixed arm at some setting"
-    return sentence([f"the main parameter matters most for {most}, and least for {least}",
-                     f"{above}, {len(always)} at every setting"])
+    return sentence(
+        [
+            f"the main parameter matters most for {most}, and least for {least}",
+            f"{above}, {len(always)} at every setting",
+        ]
+    )
 
 
 def order(table: pd.DataFrame) -> str:
@@ -246,8 +253,11 @@ def coverage(study: pd.DataFrame, level: float = 0.95) -> str:
     words = []
     for (size, unit), rows in study.groupby(["requests", "unit"], sort=False):
         below = rows[rows["coverage"] < level - TOLERANCE]
-        found = f"misses the truth too often ({listed(below['quantity'])})" if len(below) else (
-            "holds the truth as often as it says")
+        found = (
+            f"misses the truth too often ({listed(below['quantity'])})"
+            if len(below)
+            else ("holds the truth as often as it says")
+        )
         words.append(f"with {size} requests per workload, resampling {unit} {found}")
     return sentence(words)
 

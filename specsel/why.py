@@ -2,6 +2,7 @@
 
 Another log changes them; nothing is computed here but words.
 """
+
 from __future__ import annotations
 
 import pandas as pd
@@ -25,12 +26,20 @@ def explanation(spread: pd.DataFrame, claims: Claims) -> str:
     width = (rows["p75"] - rows["p25"]).astype(float)
     narrow = width.idxmin()
     if weak != narrow:
-        return sentence([f"{study} does not hold here: the skill is lowest on {weak}, but {best}, the feature that "
-                         f"ranks best by itself, varies least on {narrow}"])
+        return sentence(
+            [
+                f"{study} does not hold here: the skill is lowest on {weak}, but {best}, the feature that "
+                f"ranks best by itself, varies least on {narrow}"
+            ]
+        )
     nearly = width[narrow] < width.drop(narrow).median() / 2
     holds, how = ("holds", "hardly varies") if nearly else ("holds in part", "varies least, though not by much")
-    return sentence([f"{study} {holds} here: on {weak}, where the skill is lowest, {best}, the feature that ranks best "
-                     f"by itself, {how}"])
+    return sentence(
+        [
+            f"{study} {holds} here: on {weak}, where the skill is lowest, {best}, the feature that ranks best "
+            f"by itself, {how}"
+        ]
+    )
 
 
 def importance(table: pd.DataFrame) -> str:
@@ -47,8 +56,13 @@ def calibration(table: pd.DataFrame) -> str:
     words = {}
     for arm, rows in table.groupby("arm", sort=False):
         excess = (rows["blocks"] * (rows["confidence"] - rows["acceptance"])).sum() / rows["blocks"].sum()
-        words[arm] = ("promises more than it keeps" if excess > MATERIAL else "promises less than it keeps"
-                      if excess < -MATERIAL else "keeps on the whole what it promises")
+        words[arm] = (
+            "promises more than it keeps"
+            if excess > MATERIAL
+            else "promises less than it keeps"
+            if excess < -MATERIAL
+            else "keeps on the whole what it promises"
+        )
     found = sentence(f"the confidence of {listed(arms)} {what}" for what, arms in grouped(words).items())
     return found or "No arm states a confidence on this log."
 
@@ -61,10 +75,16 @@ def enough(curve: pd.DataFrame) -> str:
     last = known.iloc[-1]
     if last["low"] <= 1:
         return "Even with all training blocks the selector does not beat random over the held-out workloads."
-    beats, settled = (known[holds[::-1].cummin()[::-1]].iloc[0]["blocks"] for holds in (
-        known["low"] > 1, known["skill"].between(last["low"], last["high"])))
-    return sentence([f"from about {beats:,.0f} training blocks on the selector beats random",
-                     f"from about {settled:,.0f} on its skill lies in the interval that all blocks give"])
+    beats, settled = (
+        known[holds[::-1].cummin()[::-1]].iloc[0]["blocks"]
+        for holds in (known["low"] > 1, known["skill"].between(last["low"], last["high"]))
+    )
+    return sentence(
+        [
+            f"from about {beats:,.0f} training blocks on the selector beats random",
+            f"from about {settled:,.0f} on its skill lies in the interval that all blocks give",
+        ]
+    )
 
 
 def transfers(table: pd.DataFrame) -> str:
@@ -74,8 +94,10 @@ def transfers(table: pd.DataFrame) -> str:
         return "No workload gives a selector that another could use."
     wins, losses = pairs["low"].astype(float) > 1, (pairs["high"].astype(float) < 1).sum()
     never = [w for w, won in wins.groupby(pairs["test"], sort=False) if not won.any()]
-    parts = [f"a selector trained on one workload beats random on another in {wins.sum()} of {len(pairs)} pairs",
-             f"it is worse than random in {losses}"]
+    parts = [
+        f"a selector trained on one workload beats random on another in {wins.sum()} of {len(pairs)} pairs",
+        f"it is worse than random in {losses}",
+    ]
     return sentence(parts + ([f"none beats random on {listed(never)}"] if never else []))
 
 
@@ -90,8 +112,10 @@ def before_or_after(against: pd.DataFrame) -> str:
         return "Routing and redrafting cannot be compared on this log."
     best, drafts = routes["gain"].astype(float).idxmax(), rows["drafts_per_block"]
     both, timed = f"{best} + redraft", [n for n in (best, f"{best} for time") if n in rows.index and "speed" in rows]
-    parts = [f"in tokens, {best} {versus(rows.loc[best], 'gain', 0.0)} redrafting, with {drafts[best]:.2f} drafts per "
-             f"block against {drafts['redraft']:.2f}"]
+    parts = [
+        f"in tokens, {best} {versus(rows.loc[best], 'gain', 0.0)} redrafting, with {drafts[best]:.2f} drafts per "
+        f"block against {drafts['redraft']:.2f}"
+    ]
     if both in rows.index:
         parts.append(f"doing both {versus(rows.loc[both], 'gain', 0.0)} redrafting alone, with {drafts[both]:.2f}")
     if timed:

@@ -18,6 +18,7 @@ collect_ignore = [] if find_spec("torch") else ["engine"]
 @pytest.fixture
 def specsel(monkeypatch, capsys):
     """Run one command line; returns (exit status, stdout, stderr)."""
+
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["specsel", *map(str, words)])
         try:
@@ -26,4 +27,5 @@ def specsel(monkeypatch, capsys):
         except SystemExit as stop:
             status = stop.code or 0
         return status, *capsys.readouterr()
+
     return run

@@ -1,4 +1,5 @@
 """The published break-even table, its identities, and measured costs."""
+
 import json
 import math
 from pathlib import Path
@@ -74,11 +75,19 @@ def test_break_even_has_defined_results_at_its_edges():
     assert be.break_even_rho(2.0, 1.0, 0.5) == math.inf
 
 
-@pytest.mark.parametrize("wrong, word", [({"rho": -0.1}, "rho"), ({"rho": "1e-2"}, "rho"),
-                                         ({"rate": 1.2}, "redraft rate"),
-                                         ({"capture": -0.1}, "capture"), ({"rho": None}, "no speed"),
-                                         ({"gap": math.nan}, "gap"),
-                                         ({"alpha": math.inf}, "alpha"), ({"rho": True}, "rho")])
+@pytest.mark.parametrize(
+    "wrong, word",
+    [
+        ({"rho": -0.1}, "rho"),
+        ({"rho": "1e-2"}, "rho"),
+        ({"rate": 1.2}, "redraft rate"),
+        ({"capture": -0.1}, "capture"),
+        ({"rho": None}, "no speed"),
+        ({"gap": math.nan}, "gap"),
+        ({"alpha": math.inf}, "alpha"),
+        ({"rho": True}, "rho"),
+    ],
+)
 def test_impossible_values_are_refused_with_a_sentence(wrong, word):
     with pytest.raises(be.CostError, match=word):
         be.relative_speed(**{"gap": 0.133, "capture": 0.61, "rate": 0.43, "rho": 0.1} | wrong)
@@ -100,10 +109,14 @@ def test_warm_up_calls_are_dropped_and_the_median_reported():
 
 
 def timings(**change):
-    samples = [{"what": "t_draft", "arm": "x", "context": c, "seconds": s}
-               for c, s in [(100, 9.0), (100, 0.01), (300, 9.0), (300, 0.03)]]
-    samples += [{"what": "t_verify", "rows": r, "context": 100, "seconds": s}
-                for r, s in [(1, 9.0), (1, 0.1), (11, 9.0), (11, 0.2)]]
+    samples = [
+        {"what": "t_draft", "arm": "x", "context": c, "seconds": s}
+        for c, s in [(100, 9.0), (100, 0.01), (300, 9.0), (300, 0.03)]
+    ]
+    samples += [
+        {"what": "t_verify", "rows": r, "context": 100, "seconds": s}
+        for r, s in [(1, 9.0), (1, 0.1), (11, 9.0), (11, 0.2)]
+    ]
     samples += [{"what": "catch_up", "arm": "x", "context": 100, "seconds": s} for s in (9.0, 0.005)]
     samples += [{"what": "overhead", "seconds": s} for s in (9.0, 0.001)]
     return {"schema": 1, "hardware": {"cpu": "c"}, "warmup": 1, "samples": samples} | change

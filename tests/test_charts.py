@@ -1,4 +1,5 @@
 """Every chart describes itself, draws its intervals, names its parameters, and holds no missing value."""
+
 import json
 import re
 
@@ -18,14 +19,26 @@ def table(*keys, value="value", n=1.0):
     rows = [{}]
     for name, values in keys:
         rows = [{**row, name: v} for row in rows for v in values]
-    return pd.DataFrame([{**row, value: n + i / 10, "low": n + i / 10 - 0.05, "high": n + i / 10 + 0.05}
-                         for i, row in enumerate(rows)])
+    return pd.DataFrame(
+        [{**row, value: n + i / 10, "low": n + i / 10 - 0.05, "high": n + i / 10 + 0.05} for i, row in enumerate(rows)]
+    )
 
 
 def frontier_table():
-    rows = [{"scope": s, "threshold": round(t, 2), "redraft_rate": 1 - t, "capture": 1 - t**2, "low": 0.9 * (1 - t**2),
-             "high": 1 - t**3, "skill": 1 + t,
-             "token_gain": 0.1} for s in ("all", *WORKLOADS) for t in np.arange(0, 1.001, 0.01)]
+    rows = [
+        {
+            "scope": s,
+            "threshold": round(t, 2),
+            "redraft_rate": 1 - t,
+            "capture": 1 - t**2,
+            "low": 0.9 * (1 - t**2),
+            "high": 1 - t**3,
+            "skill": 1 + t,
+            "token_gain": 0.1,
+        }
+        for s in ("all", *WORKLOADS)
+        for t in np.arange(0, 1.001, 0.01)
+    ]
     return pd.DataFrame(rows)
 
 
@@ -40,8 +53,13 @@ def reliability_table():
 
 
 def spread_table():
-    return pd.DataFrame([{"workload": w, "feature": f, "p05": 0.1, "p25": 0.2, "p50": 0.3, "p75": 0.4,
-                          "p95": 0.5} for w in WORKLOADS for f in ("conf_min", "ent_mean")])
+    return pd.DataFrame(
+        [
+            {"workload": w, "feature": f, "p05": 0.1, "p25": 0.2, "p50": 0.3, "p75": 0.4, "p95": 0.5}
+            for w in WORKLOADS
+            for f in ("conf_min", "ent_mean")
+        ]
+    )
 
 
 CHARTS = {
@@ -52,24 +70,45 @@ CHARTS = {
     "forest": lambda: ch.skill_forest(forest_table()),
     "regret": lambda: ch.regret_chart(table(("series", ("p", "q")), ("block", (1, 2, 3)), value="regret")),
     "pulls": lambda: ch.pull_shares(
-        table(("series", ARMS), ("block", (1, 2)), value="share", n=0.1).assign(policy="p")),
+        table(("series", ARMS), ("block", (1, 2)), value="share", n=0.1).assign(policy="p")
+    ),
     "pulls over the log": lambda: ch.pull_shares(
-        table(("series", ARMS), ("request", (1, 2)), value="share", n=0.1).assign(policy="p")),
+        table(("series", ARMS), ("request", (1, 2)), value="share", n=0.1).assign(policy="p")
+    ),
     "extra": lambda: ch.extra_blocks(table(("series", ("p",)), ("request", (1, 2, 3)), value="extra")),
-    "sensitivity": lambda: ch.sensitivity_map(table(("policy", ("p", "q")), ("place", (1, 2, 3))).assign(
-        parameter="c", setting=0.5)),
+    "sensitivity": lambda: ch.sensitivity_map(
+        table(("policy", ("p", "q")), ("place", (1, 2, 3))).assign(parameter="c", setting=0.5)
+    ),
     "headroom": lambda: ch.headroom_dots(table(("name", ("dp", "workload")), n=0.1)),
     "intervals": lambda: ch.interval_comparison(table(("name", ("requests", "blocks")), ("unit", ("gap",)), n=0.1)),
-    "transfer": lambda: ch.heat_map(table(("train", WORKLOADS), ("test", WORKLOADS), value="skill"), x="test",
-                                    y="train", value="skill", title="T", x_axis="test", y_axis="train"),
-    "composition": lambda: ch.composition(table(("workload", WORKLOADS), ("best", ARMS), value="blocks", n=5),
-                                          across="workload", part="best", value="blocks", title="C", axis="share"),
+    "transfer": lambda: ch.heat_map(
+        table(("train", WORKLOADS), ("test", WORKLOADS), value="skill"),
+        x="test",
+        y="train",
+        value="skill",
+        title="T",
+        x_axis="test",
+        y_axis="train",
+    ),
+    "composition": lambda: ch.composition(
+        table(("workload", WORKLOADS), ("best", ARMS), value="blocks", n=5),
+        across="workload",
+        part="best",
+        value="blocks",
+        title="C",
+        axis="share",
+    ),
     "spread": lambda: ch.spread_chart(spread_table()),
     "frontier": lambda: ch.frontier_chart(frontier_table(), threshold=0.4),
-    "quality": lambda: ch.quality_chart(table(("drafter", ARMS), ("checkpoint", ("early", "late"))).assign(
-        efficiency=[1.0, 2.0] * 3), title="Q", axis="skill", reference=1.0),
-    "breakeven": lambda: ch.break_even_chart(0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3),
-                                             gap_limits=(0.12, 0.14)),
+    "quality": lambda: ch.quality_chart(
+        table(("drafter", ARMS), ("checkpoint", ("early", "late"))).assign(efficiency=[1.0, 2.0] * 3),
+        title="Q",
+        axis="skill",
+        reference=1.0,
+    ),
+    "breakeven": lambda: ch.break_even_chart(
+        0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3), gap_limits=(0.12, 0.14)
+    ),
 }
 
 
@@ -84,8 +123,9 @@ def test_a_chart_is_described_named_light_and_strict(name):
     assert 0 < data_rows(spec) < 5000
     json.dumps(spec, allow_nan=False)
     assert "null" not in json.dumps(spec["datasets"])
-    assert all(not re.match(r"param_\d|view_\d", p["name"]) for p in spec.get("params",
-        [])) and "view_" not in json.dumps(spec)
+    assert all(
+        not re.match(r"param_\d|view_\d", p["name"]) for p in spec.get("params", [])
+    ) and "view_" not in json.dumps(spec)
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -140,8 +180,13 @@ def test_a_value_without_limits_is_still_drawn():
 def test_the_formula_in_the_page_is_the_formula_in_python(alpha):
     for capture, rate, gap, rho in [(0.61, 0.43, 0.133, 0.1), (1.0, 1.0, 0.133, 0.2), (0.0, 0.0, 0.5, 0.3)]:
         expression = ch.SPEED
-        for word, value in (("datum.capture", capture), ("datum.rate", rate), ("datum.gap", gap), ("datum.rho", rho),
-                            ("alpha", alpha)):
+        for word, value in (
+            ("datum.capture", capture),
+            ("datum.rate", rate),
+            ("datum.gap", gap),
+            ("datum.rho", rho),
+            ("alpha", alpha),
+        ):
             expression = expression.replace(word, repr(value))
         assert eval(expression) == pytest.approx(relative_speed(gap, capture, rate, rho, alpha))  # arithmetic only
 

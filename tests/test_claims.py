@@ -1,4 +1,5 @@
 """A number reaches the book with label, interval and origin, or it does not reach it."""
+
 import json
 import math
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ from specsel.claims import (
     render,
 )
 
-ESTIMATE = SimpleNamespace(value=0.133, low=0.123, high=0.142, level=0.95, n=128, method="BCa", n_resamples=10_000,
-                           seed=1)
+ESTIMATE = SimpleNamespace(
+    value=0.133, low=0.123, high=0.142, level=0.95, n=128, method="BCa", n_resamples=10_000, seed=1
+)
 UNDEFINED = SimpleNamespace(value=None, low=None, high=None, level=0.95, n=2, method="undefined: no gain anywhere")
 
 
@@ -32,8 +34,14 @@ def ledger(tmp_path):
 
 def test_a_claim_carries_label_interval_n_method_and_origin(ledger):
     claim = publish("gap", ESTIMATE, label=Label.MEASURED, unit="fraction", function="oracle_gap", headline=True)
-    assert (claim.value, claim.low, claim.high, claim.level, claim.n, claim.method) == (0.133, 0.123, 0.142, 0.95, 128,
-        "BCa")
+    assert (claim.value, claim.low, claim.high, claim.level, claim.n, claim.method) == (
+        0.133,
+        0.123,
+        0.142,
+        0.95,
+        128,
+        "BCa",
+    )
     assert claim.origin == {"run": "tiny", "log_sha256": "abc", "function": "oracle_gap"}
     assert claim._repr_markdown_() == "**gap**: 13.3 % [12.3, 14.2] [MEASURED], n = 128"
 
@@ -65,8 +73,9 @@ def test_a_reported_figure_names_its_source(ledger):
 
 
 def test_numpy_scalars_become_python_scalars(ledger):
-    values = [publish(str(i), x, label="SIM").value
-              for i, x in enumerate([np.float64(0.5), np.int64(3), np.bool_(True)])]
+    values = [
+        publish(str(i), x, label="SIM").value for i, x in enumerate([np.float64(0.5), np.int64(3), np.bool_(True)])
+    ]
     assert values == [0.5, 3, True] and [type(v) for v in values] == [float, int, bool]
     assert "np." not in ledger.path.read_text()
 
@@ -95,15 +104,21 @@ def test_opening_a_ledger_forgets_the_numbers_of_the_last_run(ledger, tmp_path):
 
 
 def test_what_was_written_reads_back_equal(ledger, tmp_path):
-    claims = [make_claim("gap", ESTIMATE, label="MEASURED", unit="fraction", headline=True),
-              make_claim("v", "beats", label="SIM")]
+    claims = [
+        make_claim("gap", ESTIMATE, label="MEASURED", unit="fraction", headline=True),
+        make_claim("v", "beats", label="SIM"),
+    ]
     publish_all(claims)
     assert list(read_claims(tmp_path)["03_replay"].values()) == claims
 
 
 def test_references_find_names_with_colons_and_take_formats_and_variants():
-    claims = {"h": {"skill": Claim("skill", 9.0, "", Label.SIM),
-                    "skill:code": Claim("skill:code", 2.0613, "ratio", Label.MEASURED, 1.54, 2.62, 0.95, 9, "BCa")}}
+    claims = {
+        "h": {
+            "skill": Claim("skill", 9.0, "", Label.SIM),
+            "skill:code": Claim("skill:code", 2.0613, "ratio", Label.MEASURED, 1.54, 2.62, 0.95, 9, "BCa"),
+        }
+    }
     assert cite(claims, "h.skill:code")[1] == "2.061 [1.540, 2.620] [MEASURED]"
     assert cite(claims, "h.skill:code:.1f")[1] == "2.1 [1.5, 2.6] [MEASURED]"
     assert cite(claims, "h.skill:code|value")[1] == "2.061"

@@ -1,4 +1,5 @@
 """The coverage study counts correctly, and the intervals of this book hold the truth as often as they say."""
+
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -39,8 +40,9 @@ def test_the_stored_study_is_what_this_code_computes(stored):
     """Its first chunk of corpora, computed anew, holds the truth exactly as often."""
     file, settings = json.loads((ROOT / coverage.FILE).read_text("utf-8")), stored[1]
     rows = {(row["quantity"], row["unit"]): row for row in file["rows"] if row["requests"] == 40}
-    again = coverage._chunk(coverage.CORRELATED, coverage.CHUNK, (settings["seed"], 40, 0), settings["n_resamples"],
-                            settings["level"])
+    again = coverage._chunk(
+        coverage.CORRELATED, coverage.CHUNK, (settings["seed"], 40, 0), settings["n_resamples"], settings["level"]
+    )
     for key, estimates in again.items():
         assert sum(e.low <= rows[key]["truth"] <= e.high for e in estimates) == rows[key]["held"][0], key
 
@@ -61,8 +63,13 @@ def test_corpora_side_by_side_are_the_same_corpora_one_by_one():
         one = log.select(np.arange(log.n_requests) % 30 // 10 == c)
         view = block_view(one, 0)
         rows = np.stack([view.emitted[:, 0], np.ones(view.n_blocks)], axis=1)
-        alone = bootstrap_requests(pooled_ratio, request_sums(rows, view.request_of, 30), strata=one.workload,
-                                   rng=np.random.default_rng(0), n_resamples=50)
+        alone = bootstrap_requests(
+            pooled_ratio,
+            request_sums(rows, view.request_of, 30),
+            strata=one.workload,
+            rng=np.random.default_rng(0),
+            n_resamples=50,
+        )
         assert found["block efficiency", "requests"][c].value == pytest.approx(alone.value)
         assert found["block efficiency", "blocks"][c].value == pytest.approx(alone.value)
 

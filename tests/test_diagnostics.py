@@ -1,4 +1,5 @@
 """The tables that explain the selector agree with second routes and say when they are undefined."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,8 +58,11 @@ def test_one_newton_step_per_resample_gives_the_limits_of_refits(blocks):
 def test_the_informative_feature_has_the_coefficient_and_the_importance(blocks):
     known = planted(blocks)
     found = dg.coefficients(known, rng=rng(), n_resamples=1000).set_index("feature")
-    assert found["low"]["conf_min"] > 0 and (found["low"] <= found["coefficient"]).all() and (
-        found["coefficient"] <= found["high"]).all()
+    assert (
+        found["low"]["conf_min"] > 0
+        and (found["low"] <= found["coefficient"]).all()
+        and (found["coefficient"] <= found["high"]).all()
+    )
     assert found["coefficient"].tolist() == pytest.approx(list(fit_selector(known).weights[:4]))
     table = leave_one_workload_out(known, rng=rng(), n_resamples=200)
     drops = dg.importance(known, table, rng=rng(), n_repeats=5)
@@ -71,9 +75,14 @@ def test_a_calibrated_arm_lies_on_the_diagonal(blocks):
     draws, n = np.random.default_rng(5), 40_000
     confidence = draws.random((n, 4))
     accepted = (draws.random((n, 4)) < confidence).astype(int)
-    made = replace(blocks, accepted=accepted, proposed=np.full((n, 4), 9), stats={"conf_first": confidence},
-                   rows=np.arange(n),
-                   request_of=np.arange(n) % len(blocks.requests))
+    made = replace(
+        blocks,
+        accepted=accepted,
+        proposed=np.full((n, 4), 9),
+        stats={"conf_first": confidence},
+        rows=np.arange(n),
+        request_of=np.arange(n) % len(blocks.requests),
+    )
     found = dg.reliability(made, rng=rng(), n_resamples=200)
     assert len(found) == 40 and (abs(found["acceptance"] - found["confidence"]) < 0.05).all()
     assert ((found["low"] <= found["confidence"] + 0.02) & (found["confidence"] - 0.02 <= found["high"])).mean() > 0.9
@@ -89,8 +98,9 @@ def test_reliability_leaves_out_what_has_no_draft_or_no_confidence(blocks):
 
 
 def test_spread_shows_a_constant_feature_as_constant():
-    found = dg.feature_spread(block_view(read_log(CASES / "constant_feature.jsonl"), 0)).set_index(["workload",
-        "feature"])
+    found = dg.feature_spread(block_view(read_log(CASES / "constant_feature.jsonl"), 0)).set_index(
+        ["workload", "feature"]
+    )
     copy = found.loc[("copy", "conf_mean")]
     assert copy["p95"] == copy["p05"] and copy["auc"] == 0.5
     assert found.loc[("chat", "conf_mean"), "p95"] > found.loc[("chat", "conf_mean"), "p05"]

@@ -1,6 +1,7 @@
 """Every figure of the study as a claim: right values on small logs, intervals wherever there can be one, reasons
 elsewhere.
 """
+
 import json
 from pathlib import Path
 
@@ -17,8 +18,15 @@ from specsel.selector import frontier, leave_one_workload_out
 from specsel.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
-CONTRACT = ("workload_headroom", "oracle_gap", "oracle_dp_headroom", "capture", "redraft_rate", "token_gain",
-            "break_even_rho")
+CONTRACT = (
+    "workload_headroom",
+    "oracle_gap",
+    "oracle_dp_headroom",
+    "capture",
+    "redraft_rate",
+    "token_gain",
+    "break_even_rho",
+)
 MODEL = Model(requests_per_workload=12, output_len=(40, 60), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)
 
 
@@ -37,17 +45,19 @@ def found(log):
 
 
 def test_the_golden_log_gives_the_expected_figures():
-    """expected.json: 11 blocks best fixed, 10 per request, 9 greedy, 7 dynamic programming; gap 0.6 without the bonus.
-    """
+    """expected.json: 11 blocks best fixed, 10 per request, 9 greedy, 7 dynamic programming; gap 0.6 less the bonus."""
     found = claims_of(read_log(CASES / "golden_small.jsonl"))
     value = {name: claim.value for name, claim in found.items()}
     assert value["dominant"] == "dflash" and value["oracle_gap_accepted"] == pytest.approx(0.6)
-    assert value["oracle_request_headroom"] == pytest.approx(0.1) and value["oracle_block_headroom"] == pytest.approx(11
-        / 9 - 1)
-    assert value["oracle_dp_headroom"] == pytest.approx(11 / 7
-                                                        - 1) and value["block_efficiency:eagle"] == pytest.approx(1.75)
-    assert value["mean_accepted:code:dflash"] == pytest.approx(5
-                                                               / 7) and value["workload_headroom"] == pytest.approx(0.1)
+    assert value["oracle_request_headroom"] == pytest.approx(0.1) and value["oracle_block_headroom"] == pytest.approx(
+        11 / 9 - 1
+    )
+    assert value["oracle_dp_headroom"] == pytest.approx(11 / 7 - 1) and value[
+        "block_efficiency:eagle"
+    ] == pytest.approx(1.75)
+    assert value["mean_accepted:code:dflash"] == pytest.approx(5 / 7) and value["workload_headroom"] == pytest.approx(
+        0.1
+    )
 
 
 def test_the_names_of_the_contract_are_there_for_every_log(log, found):
@@ -64,17 +74,22 @@ def test_every_headline_number_has_an_interval_around_it_and_every_other_a_reaso
             assert claim.n and claim.level == 0.95 and claim.method
         else:
             assert isinstance(claim.value, str) or claim.reason or claim.name == "oracle_gap_by_blocks", claim
-    numbers = [c for c in found.values() if not isinstance(c.value,
-                                                           str) and not c.name.startswith(("threshold",
-                                                               "oracle_gap_by"))]
+    numbers = [
+        c
+        for c in found.values()
+        if not isinstance(c.value, str) and not c.name.startswith(("threshold", "oracle_gap_by"))
+    ]
     assert all(c.headline for c in numbers)
 
 
 def test_headrooms_agree_with_the_replays(log, found):
     best = oracle_fixed(log)
-    for name, oracle in (("oracle_dp_headroom", oracle_dp), ("oracle_block_headroom", oracle_block),
-                         ("oracle_request_headroom", oracle_request),
-                         ("workload_headroom", oracle_workload)):
+    for name, oracle in (
+        ("oracle_dp_headroom", oracle_dp),
+        ("oracle_block_headroom", oracle_block),
+        ("oracle_request_headroom", oracle_request),
+        ("workload_headroom", oracle_workload),
+    ):
         assert found[name].value == pytest.approx(headroom(oracle(log), best)), name
     assert found["best_fixed_efficiency"].value == pytest.approx(best.block_efficiency)
     for k, arm in enumerate(log.arms):
@@ -87,8 +102,9 @@ def test_selector_figures_agree_with_the_lowo_table(log, found):
         assert found[name].value == pytest.approx(table.pooled[name].value)
         for row in table.rows:
             assert found[f"{name}:{row.workload}"].value == pytest.approx(row.estimates[name].value)
-    assert [found[f"threshold:{row.workload}"].value for row in table.rows] == [row.selector.threshold
-        for row in table.rows]
+    assert [found[f"threshold:{row.workload}"].value for row in table.rows] == [
+        row.selector.threshold for row in table.rows
+    ]
     assert found["token_gain"].value == pytest.approx(found["capture"].value * found["oracle_gap"].value)
 
 
@@ -110,8 +126,13 @@ def test_break_even_figures_follow_from_gap_capture_and_rate(log, found):
     assert found["best_of_n:0.1"].value == pytest.approx(relative_speed(gap, 1, 1, 0.1))
     blocks = dominant_blocks(log)
     table = leave_one_workload_out(blocks, rng=np.random.default_rng(7), n_resamples=10)
-    rows = frontier(blocks, table.probability, rng=np.random.default_rng(0), n_resamples=10,
-                    thresholds=np.round(np.arange(0, 1.05, 0.05), 2))
+    rows = frontier(
+        blocks,
+        table.probability,
+        rng=np.random.default_rng(0),
+        n_resamples=10,
+        thresholds=np.round(np.arange(0, 1.05, 0.05), 2),
+    )
     rows = rows[rows["scope"] == "all"]
     speeds = [relative_speed(gap, c, r, 0.2) for c, r in zip(rows["capture"], rows["redraft_rate"], strict=True)]
     assert found["best_selector:0.2"].value == pytest.approx(max(1.0, *speeds))
@@ -121,10 +142,19 @@ def test_best_fixed_is_rechosen_in_every_resample():
     """Two workloads, two arms, each best on one by the same margin: the headroom of a resample is against its own best
     arm.
     """
-    log = simulate_positions(Model(arms=("a", "b"), workloads=("x", "y"), logit=((1.0, 0.0), (0.0, 1.0)),
-                                   passage=((0.0, 0.0),), no_draft=(0.0, 0.0),
-                                   silent=(), requests_per_workload=10, output_len=(30, 40)),
-                                   rng=np.random.default_rng(0))
+    log = simulate_positions(
+        Model(
+            arms=("a", "b"),
+            workloads=("x", "y"),
+            logit=((1.0, 0.0), (0.0, 1.0)),
+            passage=((0.0, 0.0),),
+            no_draft=(0.0, 0.0),
+            silent=(),
+            requests_per_workload=10,
+            output_len=(30, 40),
+        ),
+        rng=np.random.default_rng(0),
+    )
     blocks = np.stack([fixed(log, k).blocks for k in range(2)], axis=1)
     rng, drawn = np.random.default_rng(2), []
     for _ in range(2000):
@@ -132,16 +162,18 @@ def test_best_fixed_is_rechosen_in_every_resample():
         per = np.stack([blocks[rows[log.workload[rows] == w]].sum(axis=0) for w in range(2)])
         drawn.append(per.sum(axis=0).min() / per.min(axis=1).sum() - 1)
     claim = claims_of(log, n_resamples=2000)["workload_headroom"]
-    assert claim.low == pytest.approx(np.quantile(drawn, 0.025),
-                                      abs=0.03) and claim.high == pytest.approx(np.quantile(drawn, 0.975), abs=0.03)
+    assert claim.low == pytest.approx(np.quantile(drawn, 0.025), abs=0.03) and claim.high == pytest.approx(
+        np.quantile(drawn, 0.975), abs=0.03
+    )
 
 
 def test_the_request_interval_is_wider_than_the_block_interval_on_clustered_blocks():
     """README of the cases, gap without the bonus of dflash: requests [0.00, 1.79], blocks about [0.48, 1.00]."""
     found = claims_of(read_log(CASES / "clustered.jsonl"), dominant=0, n_resamples=4000)
     assert found["oracle_gap_accepted"].value == pytest.approx(0.716667, abs=1e-6)
-    assert (found["oracle_gap_accepted"].low, found["oracle_gap_accepted"].high) == pytest.approx((0.0, 1.7917),
-        abs=0.03)
+    assert (found["oracle_gap_accepted"].low, found["oracle_gap_accepted"].high) == pytest.approx(
+        (0.0, 1.7917), abs=0.03
+    )
     by_blocks, by_requests = found["oracle_gap_by_blocks"], found["oracle_gap"]
     assert by_blocks.value == pytest.approx(by_requests.value)
     assert by_blocks.high - by_blocks.low < 0.5 * (by_requests.high - by_requests.low)
@@ -159,8 +191,11 @@ def test_an_anchored_log_gives_gap_and_selector_and_refuses_replay_figures():
 def test_all_ties_are_degenerate_and_undefined_never_nan():
     found = claims_of(read_log(CASES / "all_tied.jsonl"))
     assert (found["oracle_gap"].value, found["oracle_gap"].low, found["oracle_gap"].high) == (0, 0, 0)
-    assert found["oracle_gap"].method.startswith("degenerate") and found["capture"].value is None and found[
-        "skill"].value is None
+    assert (
+        found["oracle_gap"].method.startswith("degenerate")
+        and found["capture"].value is None
+        and found["skill"].value is None
+    )
     json.dumps(to_json(found.values()), allow_nan=False)
 
 
@@ -174,20 +209,24 @@ def test_the_json_is_the_contract_and_the_same_for_the_same_seed(log, found):
 
 def test_the_dominant_arm_can_be_stated(log):
     found = claims_of(log, dominant=0, n_resamples=50)
-    assert found["dominant"].value == "dflash" and found["mean_dominant"].value == pytest.approx(block_view(log,
-        0).emitted[:, 0].mean())
+    assert found["dominant"].value == "dflash" and found["mean_dominant"].value == pytest.approx(
+        block_view(log, 0).emitted[:, 0].mean()
+    )
 
 
 def test_costs_add_measured_rho_and_modelled_speeds(log):
     """Every draft 0.01 s, every verification 0.1 s: rho is 0.1, and speed is the ratio of blocks where one arm runs."""
     samples = [{"what": "t_draft", "arm": arm, "context": 50, "seconds": 0.01} for arm in log.arms]
-    costs = read_costs({"samples": [*samples, *({"what": "t_verify", "rows": r, "context": 50,
-                                                 "seconds": 0.1} for r in (1, 40))]})
+    costs = read_costs(
+        {"samples": [*samples, *({"what": "t_verify", "rows": r, "context": 50, "seconds": 0.1} for r in (1, 40))]}
+    )
     found = claims_of(log, costs=costs, n_resamples=200)
     assert found["rho:eagle"].value == pytest.approx(0.1) and found["alpha_union"].value == pytest.approx(0.0)
     base = fixed(log, log.arms.index(found["dominant"].value)).blocks.sum()
     assert found["speed:always dflash"].value == pytest.approx(base / fixed(log, 0).blocks.sum())
     assert found["redraft_speed"].value == found["speed:redraft"].value and found["redraft_speed:code"].headline
     assert found["speed:plain decoding"].value == pytest.approx(0.11 * base / (0.1 * log.n_positions))
-    assert found[f"speed:always {found['dominant'].value}"].value == 1 and found["speed:redraft"].low < found[
-        "speed:redraft"].high
+    assert (
+        found[f"speed:always {found['dominant'].value}"].value == 1
+        and found["speed:redraft"].low < found["speed:redraft"].high
+    )

@@ -17,8 +17,18 @@ PUBLIC = Path(os.environ.get("SPECSEL_SPECDECODE_BENCH", "no folder was named"))
 
 def request(name: str, ngram: list, eagle: list, output: list | None = None) -> str:
     output = output or list(range(100, 100 + max(len(ngram), len(eagle))))
-    return json.dumps({"id": name, "prompt_token_ids": [1, 2, 3, 1], "generated_token_ids": output,
-                       "acc_ngram": {"acc_len": ngram}, "acc_eagle": {"acc_len": eagle}}) + "\n"
+    return (
+        json.dumps(
+            {
+                "id": name,
+                "prompt_token_ids": [1, 2, 3, 1],
+                "generated_token_ids": output,
+                "acc_ngram": {"acc_len": ngram},
+                "acc_eagle": {"acc_len": eagle},
+            }
+        )
+        + "\n"
+    )
 
 
 @given(st.lists(st.integers(0, 3), max_size=24))
@@ -72,7 +82,9 @@ def test_the_public_log_gives_the_published_tokens_per_block():
     log = read_specdecode_bench(PUBLIC)
     found = summary(log)["block_efficiency"]
     assert {w: [round(v[a], 3) for a in log.arms] for w, v in found.items()} == {
-        "instructcoder": [2.662, 2.814], "sharegpt": [1.484, 2.658]}
+        "instructcoder": [2.662, 2.814],
+        "sharegpt": [1.484, 2.658],
+    }
     emitted = log.emitted
     for gate, expected in ((3, [5.013, 3.081]), (6, [5.081, 3.157])):
         rows = walk(log.starts, np.where(log.context["match_length"] >= gate, emitted[:, 0], emitted[:, 1]))

@@ -38,12 +38,14 @@ def lines(records) -> bytes:
 
 def same(a, b) -> bool:
     """Do two logs hold the same rows (names of run and files aside)?"""
+
     def equal(x, y):
         if isinstance(x, dict):
             return x.keys() == y.keys() and all(equal(x[k], y[k]) for k in x)
         if isinstance(x, np.ndarray):
             return np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
         return x == y
+
     apart = ("run", "sha256", "request_table", "manifest")
     return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name not in apart)
 
@@ -174,6 +176,7 @@ def test_not_asked_is_not_the_same_as_no_draft(tmp_path):
 
 def _rows(log):
     from specsel.log import log_rows
+
     return list(log_rows(log, log.workloads.index("code")))
 
 
@@ -219,7 +222,11 @@ def test_faults_say_what_is_lost():
     found = {(f.field, f.message[:12]) for f in validate(CASES / "mixed_schema.jsonl")}
     assert ("schema_version", "is 99, but t") in found and any(f == "on_path" for f, _ in found)
     assert [f.field for f in validate(CASES / "nan_infinity.jsonl")] == [
-        "arms.ngram.conf_mean", "arms.eagle.ent_mean", "arms.eagle.conf_min", "arms.dflash.conf_first"]
+        "arms.ngram.conf_mean",
+        "arms.eagle.ent_mean",
+        "arms.eagle.conf_min",
+        "arms.dflash.conf_first",
+    ]
 
 
 @pytest.mark.parametrize("case", json.loads((CASES / "bad_counts.json").read_text()), ids=lambda c: c["name"])
@@ -234,12 +241,18 @@ def test_impossible_counts_are_refused_where_they_stand(case, tmp_path):
     assert case["legal"] or position + 1 in {f.line for f in faults}
 
 
-@pytest.mark.parametrize(("path", "value", "part"), [
-    ("arms.dflash.accepted", 9, "above proposed"), ("remaining", 9, "ends 12 tokens after its start"),
-    ("position", 20, "ends 12 tokens"), ("arms", {"dflash": {"proposed": 1, "accepted": 0}}, "is missing"),
-    ("arms.medusa", {"proposed": 1, "accepted": 0}, "unknown arm"), ("schema", 2, "reads schema 1 only"),
-    ("workload", None, "expected a name"),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "part"),
+    [
+        ("arms.dflash.accepted", 9, "above proposed"),
+        ("remaining", 9, "ends 12 tokens after its start"),
+        ("position", 20, "ends 12 tokens"),
+        ("arms", {"dflash": {"proposed": 1, "accepted": 0}}, "is missing"),
+        ("arms.medusa", {"proposed": 1, "accepted": 0}, "unknown arm"),
+        ("schema", 2, "reads schema 1 only"),
+        ("workload", None, "expected a name"),
+    ],
+)
 def test_one_broken_field_in_a_log_is_named_by_line_and_field(path, value, part, tmp_path):
     (tmp_path / "log.jsonl").write_bytes(lines(changed(3, path, value)))
     faults = validate(tmp_path / "log.jsonl")
@@ -313,7 +326,7 @@ def test_a_block_anchored_log_equals_the_block_view_of_the_complete_one(golden):
 def test_an_anchored_log_with_a_lost_block_is_refused(tmp_path):
     rows = (CASES / "anchored_only.jsonl").read_text().splitlines()
     for lost in range(len(rows)):
-        (tmp_path / "log.jsonl").write_text("\n".join(rows[:lost] + rows[lost + 1:]))
+        (tmp_path / "log.jsonl").write_text("\n".join(rows[:lost] + rows[lost + 1 :]))
         assert validate(tmp_path / "log.jsonl"), f"block {lost} is lost and nobody notices"
 
 
@@ -335,6 +348,7 @@ def test_equal_logs_give_equal_bytes(run, tmp_path):
 def test_every_shipped_line_is_strict_json(run):
     def refuse(word):
         raise AssertionError(word)
+
     for path in run.glob("*.jsonl.gz"):
         for line in gzip.decompress(path.read_bytes()).splitlines():
             json.loads(line, parse_constant=refuse)
@@ -355,6 +369,7 @@ def test_one_changed_byte_or_a_deleted_file_is_named(run, name):
 def rewrite(run, records, name="blocks_code.jsonl.gz", **manifest):
     """Replace a log file and bring the manifest's hashes up to date."""
     from specsel.log import file_entry
+
     (run / name).write_bytes(gzip_bytes(lines(records)))
     old = json.loads((run / "manifest.json").read_text())
     old["files"] = [file_entry(run / f["name"]) for f in old["files"]]
@@ -560,8 +575,12 @@ BROKEN_BYTES = {  # name: (bytes of the file, line, field, part of the message)
     "two objects on a line": (GOOD.replace(b"}\n{", b"} {", 1), 1, None, "more than one object"),
     "not text": (GOOD[:5] + b"\xff" + GOOD[5:], None, None, "line 1: is not UTF-8 text"),
     "half a gzip": (gzip_bytes(GOOD)[:-40], None, None, "cut short or damaged"),
-    "a position twice": (GOOD + lines(changed(5, "arms.dflash.accepted", 1)[4:5]), len(RECORDS) + 1, "position",
-                         "contradicts line 5"),
+    "a position twice": (
+        GOOD + lines(changed(5, "arms.dflash.accepted", 1)[4:5]),
+        len(RECORDS) + 1,
+        "position",
+        "contradicts line 5",
+    ),
     "a gap": (lines(RECORDS[:4] + RECORDS[5:]), 4, "position", "positions 4 to 4"),
     "no start": (lines(RECORDS[2:]), 1, "position", "positions 0 to 1"),
 }
@@ -577,33 +596,67 @@ def test_every_broken_file_is_found(name, tmp_path):
 
 def edited(name: str, old: str, new: str):
     """Replaces text in a file of the run folder."""
+
     def plant(run: Path) -> None:
         text = (run / name).read_text("utf-8")
         assert old in text
         (run / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+
     return plant
 
 
 BROKEN_FOLDERS = {  # name: (what is done to a run folder, file, field, part of the message)
-    "changed log": (lambda run: (run / "blocks_chat.jsonl.gz").write_bytes(gzip_bytes(GOOD)), "blocks_chat.jsonl.gz",
-                    "sha256", "changed after collection"),
+    "changed log": (
+        lambda run: (run / "blocks_chat.jsonl.gz").write_bytes(gzip_bytes(GOOD)),
+        "blocks_chat.jsonl.gz",
+        "sha256",
+        "changed after collection",
+    ),
     "lost log": (lambda run: (run / "blocks_chat.jsonl.gz").unlink(), "blocks_chat.jsonl.gz", None, "is missing"),
-    "log from elsewhere": (lambda run: (run / "blocks_new.jsonl").write_bytes(GOOD), "blocks_new.jsonl", None,
-                           "not listed in manifest.json"),
-    "changed table": (lambda run: (run / "requests.jsonl.gz").write_bytes(gzip_bytes(b"{}\n")), "requests.jsonl.gz",
-                      "sha256", "changed after collection"),
-    "wrong number of lines": (edited("manifest.json", '"lines": 12', '"lines": 13'), "blocks_code.jsonl.gz", "lines",
-                              "but the file has 12"),
+    "log from elsewhere": (
+        lambda run: (run / "blocks_new.jsonl").write_bytes(GOOD),
+        "blocks_new.jsonl",
+        None,
+        "not listed in manifest.json",
+    ),
+    "changed table": (
+        lambda run: (run / "requests.jsonl.gz").write_bytes(gzip_bytes(b"{}\n")),
+        "requests.jsonl.gz",
+        "sha256",
+        "changed after collection",
+    ),
+    "wrong number of lines": (
+        edited("manifest.json", '"lines": 12', '"lines": 13'),
+        "blocks_code.jsonl.gz",
+        "lines",
+        "but the file has 12",
+    ),
     "lost manifest": (lambda run: (run / "manifest.json").unlink(), "manifest.json", None, "no finished run"),
-    "half a manifest": (lambda run: (run / "manifest.json").write_text("{", "utf-8"), "manifest.json", None,
-                        "is not JSON"),
-    "manifest of another schema": (edited("manifest.json", '"schema": 1', '"schema": 7'), "manifest.json", None,
-                                   "field 'schema'"),
+    "half a manifest": (
+        lambda run: (run / "manifest.json").write_text("{", "utf-8"),
+        "manifest.json",
+        None,
+        "is not JSON",
+    ),
+    "manifest of another schema": (
+        edited("manifest.json", '"schema": 1', '"schema": 7'),
+        "manifest.json",
+        None,
+        "field 'schema'",
+    ),
     "no label": (edited("manifest.json", '"MEASURED"', '"GUESSED"'), "manifest.json", None, "field 'label'"),
-    "path of no arm": (edited("manifest.json", '"path_arm": "', '"path_arm": "x'), "manifest.json", None,
-                       "field 'path_arm'"),
-    "path of another arm": (edited("manifest.json", '"path_arm": "dflash"', '"path_arm": "ngram"'), "blocks_",
-                            "on_path", "path_arm of the manifest"),
+    "path of no arm": (
+        edited("manifest.json", '"path_arm": "', '"path_arm": "x'),
+        "manifest.json",
+        None,
+        "field 'path_arm'",
+    ),
+    "path of another arm": (
+        edited("manifest.json", '"path_arm": "dflash"', '"path_arm": "ngram"'),
+        "blocks_",
+        "on_path",
+        "path_arm of the manifest",
+    ),
 }
 
 

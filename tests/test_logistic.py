@@ -1,4 +1,5 @@
 """The logistic selector: the model is the library's, the threshold follows its rule, the file holds everything."""
+
 import json
 from dataclasses import replace
 
@@ -57,8 +58,10 @@ def test_a_saved_selector_decides_the_same_and_is_readable(blocks, tmp_path):
     assert written["trained_on"]["log_sha256"] == "abc" and written["criterion"] == lg.CRITERION
 
 
-@pytest.mark.parametrize("wrong, words", [({"arms": ("a", "b")}, "arms"), ({"draft_len": 5}, "draft_len 9"),
-                                          ({"features": ("conf_min",)}, "features")])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [({"arms": ("a", "b")}, "arms"), ({"draft_len": 5}, "draft_len 9"), ({"features": ("conf_min",)}, "features")],
+)
 def test_another_pool_or_feature_set_is_refused_by_name(blocks, tmp_path, wrong, words):
     lg.fit_selector(blocks).save(tmp_path / "s.json")
     with pytest.raises(SpecselError, match=words):

@@ -202,9 +202,7 @@ def tiny(tmp_path_factory):
     with kernel_environment(work):
         for path in NOTEBOOKS:
             known = staging.notebook_parameters(path)
-            run_notebook(
-                path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, ROOT
-            )
+            run_notebook(path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, ROOT)
     return work
 
 

@@ -1,4 +1,5 @@
 """The quality sweep: every run is a point of the drafter it is about, and the answers follow from the points."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -66,8 +67,18 @@ def test_a_sweep_is_read_by_name_and_may_be_missing(tmp_path):
 
 
 def sweep(quantity, *intervals):
-    rows = [{"drafter": "eagle", "checkpoint": f"c{i}", "efficiency": 1.0 + i / 2, "quantity": quantity, "low": low,
-             "high": high, "value": (low + high) / 2} for i, (low, high) in enumerate(intervals)]
+    rows = [
+        {
+            "drafter": "eagle",
+            "checkpoint": f"c{i}",
+            "efficiency": 1.0 + i / 2,
+            "quantity": quantity,
+            "low": low,
+            "high": high,
+            "value": (low + high) / 2,
+        }
+        for i, (low, high) in enumerate(intervals)
+    ]
     return pd.DataFrame(rows)
 
 

@@ -26,13 +26,35 @@ ARMS = ("dflash", "ngram")
 
 def record() -> dict:
     """A legal record of a request with ten tokens to go."""
-    dflash = {"proposed": 7, "accepted": 3, "conf_mean": 0.6, "conf_min": 0.4, "conf_first": 0.7, "ent_mean": 1.1,
-              "match_length": None, "source": None}
-    ngram = {"proposed": 0, "accepted": 0, "conf_mean": None, "conf_min": None, "conf_first": None, "ent_mean": None,
-             "match_length": 0}
-    return {"schema": 1, "workload": "code", "request": "code/0", "position": 2, "remaining": 10, "on_path": True,
-            "context": {"match_length": 0, "target_entropy": 1.9, "target_confidence": 0.4},
-            "arms": {"dflash": dflash, "ngram": ngram}}
+    dflash = {
+        "proposed": 7,
+        "accepted": 3,
+        "conf_mean": 0.6,
+        "conf_min": 0.4,
+        "conf_first": 0.7,
+        "ent_mean": 1.1,
+        "match_length": None,
+        "source": None,
+    }
+    ngram = {
+        "proposed": 0,
+        "accepted": 0,
+        "conf_mean": None,
+        "conf_min": None,
+        "conf_first": None,
+        "ent_mean": None,
+        "match_length": 0,
+    }
+    return {
+        "schema": 1,
+        "workload": "code",
+        "request": "code/0",
+        "position": 2,
+        "remaining": 10,
+        "on_path": True,
+        "context": {"match_length": 0, "target_entropy": 1.9, "target_confidence": 0.4},
+        "arms": {"dflash": dflash, "ngram": ngram},
+    }
 
 
 def put(data: dict, path: str, value: object) -> dict:
@@ -112,8 +134,9 @@ BROKEN = [
     ("arms.dflash.source", 1),
 ]
 NUMBERS = st.one_of(st.integers(-2, 12), st.floats(-1, 12), st.sampled_from([1e400, -1e400, 10**25, 5e9]))
-VALUES = st.one_of(st.none(), st.booleans(), NUMBERS, st.sampled_from(["", "ngram", "nan"]), st.builds(list),
-                   st.builds(dict))
+VALUES = st.one_of(
+    st.none(), st.booleans(), NUMBERS, st.sampled_from(["", "ngram", "nan"]), st.builds(list), st.builds(dict)
+)
 FIELDS = sorted(
     {path for path, _ in BROKEN}
     | {f"arms.ngram.{f}" for f in ("proposed", "accepted", *STATS, "match_length", "source")}
@@ -176,7 +199,7 @@ def test_columns_and_single_records_are_judged_alike(changes):
 
 
 def test_a_bare_nan_is_not_a_number():
-    (field, message), = record_faults(parse_line(json.dumps(put(record(), "arms.dflash.ent_mean", float("nan")))))
+    ((field, message),) = record_faults(parse_line(json.dumps(put(record(), "arms.dflash.ent_mean", float("nan")))))
     assert field == "arms.dflash.ent_mean" and "bare word NaN" in message
 
 
@@ -210,8 +233,10 @@ def test_equal_rows_have_equal_bytes_whatever_the_order_of_their_keys():
     assert encode_row(turned) == encode_row(data)
 
 
-@pytest.mark.parametrize(("path", "value"), [("arms.dflash.accepted", 9), ("arms.dflash.ent_mean", float("inf")),
-                                             ("arms.dflash.conf_mean", 2.0)])
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("arms.dflash.accepted", 9), ("arms.dflash.ent_mean", float("inf")), ("arms.dflash.conf_mean", 2.0)],
+)
 def test_the_writer_refuses_what_the_reader_would_refuse(path, value):
     with pytest.raises(LogError, match=path.rsplit(".", 1)[1]):
         encode_row(put(record(), path, value))

@@ -1,4 +1,5 @@
 """Sums and ratios of the redraft study, and intervals of many of them at once."""
+
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,13 @@ def test_a_block_anchored_log_has_the_same_gap():
 def test_identical_arms_have_gap_zero_and_undefined_capture_and_skill():
     view = rd.dominant_blocks(read_log(CASES / "all_tied.jsonl"))
     sums = rd.redraft_sums(view, np.ones(view.n_blocks, dtype=bool))
-    found = bootstrap_many({f.__name__: f for f in (rd.oracle_gap, rd.capture, rd.skill)}, sums, strata=None,
-                              rng=np.random.default_rng(1), n_resamples=100)
+    found = bootstrap_many(
+        {f.__name__: f for f in (rd.oracle_gap, rd.capture, rd.skill)},
+        sums,
+        strata=None,
+        rng=np.random.default_rng(1),
+        n_resamples=100,
+    )
     assert view.path_arm == "dflash"
     assert (found["oracle_gap"].value, found["oracle_gap"].method) == (0.0, "degenerate")
     assert found["capture"].value is None and found["skill"].value is None

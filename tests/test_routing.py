@@ -1,4 +1,5 @@
 """Plans, routers and their comparison replay exactly and see only what is free before drafting."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,13 @@ def log():
 
 @pytest.fixture(scope="module")
 def costs(log):
-    samples = [{"what": "t_draft", "arm": a, "context": 100, "seconds": s}
-               for a, s in zip(log.arms, (0.01, 0.03, 0.0005, 0.01), strict=True)]
-    samples += [{"what": "t_verify", "rows": r, "context": 100, "seconds": s}
-                for r, s in ((1, 0.05), (10, 0.07), (40, 0.12))]
+    samples = [
+        {"what": "t_draft", "arm": a, "context": 100, "seconds": s}
+        for a, s in zip(log.arms, (0.01, 0.03, 0.0005, 0.01), strict=True)
+    ]
+    samples += [
+        {"what": "t_verify", "rows": r, "context": 100, "seconds": s} for r, s in ((1, 0.05), (10, 0.07), (40, 0.12))
+    ]
     return read_costs({"samples": [*samples, {"what": "catch_up", "arm": "eagle", "context": 100, "seconds": 0.005}]})
 
 
@@ -65,8 +69,7 @@ def test_drafts_are_counted_per_arm(log, runs):
 
 
 def test_seconds_of_a_block_add_up(log, costs):
-    """Plain decoding costs one row per token; a fixed arm its draft and a verification of the tokens it proposed + 1.
-    """
+    """Plain decoding costs one row per token; a fixed arm its draft and a verification of its proposed tokens + 1."""
     plain = rt.plain_decoding(log, costs)
     assert plain.time_s == pytest.approx(np.diff(log.starts) * 0.05)
     one = rt.run_plan(log, rt.one_arm(log, 1), name="x", costs=costs)
@@ -94,13 +97,15 @@ def test_a_composite_arm_costs_its_parts_and_nothing_twice(log):
     source = np.full(log.proposed.shape, -1, dtype=np.int8)
     source[:, 3] = np.where(log.position % 2 == 0, 2, 0)
     proposed, accepted = log.proposed.copy(), log.accepted.copy()
-    proposed[:, 3], accepted[:, 3] = (np.where(source[:, 3] == 2, a[:, 2], a[:, 0]) for a in (log.proposed,
-        log.accepted))
+    proposed[:, 3], accepted[:, 3] = (
+        np.where(source[:, 3] == 2, a[:, 2], a[:, 0]) for a in (log.proposed, log.accepted)
+    )
     made = replace(log, source=source, proposed=proposed, accepted=accepted)
     seconds = {"dflash": 0.01, "eagle": 0.03, "ngram": 0.0005}
     samples = [{"what": "t_draft", "arm": a, "context": 1, "seconds": s} for a, s in seconds.items()]
-    costs = read_costs({"samples": [*samples, *({"what": "t_verify", "rows": r, "context": 1,
-                                                 "seconds": 0.1} for r in (1, 50))]})
+    costs = read_costs(
+        {"samples": [*samples, *({"what": "t_verify", "rows": r, "context": 1, "seconds": 0.1} for r in (1, 50))]}
+    )
     rows = np.array([0, 1])
 
     def cost(*arms):
@@ -112,6 +117,7 @@ def test_a_composite_arm_costs_its_parts_and_nothing_twice(log):
 
 def test_a_router_does_not_see_counts_of_arms_that_did_not_run(log):
     """Altered counts of arms that never ran leave features and choices as they were."""
+
     def never_two(x):
         return np.where(np.nan_to_num(x[:, -8]) > 0.2, 1, 0)
 
@@ -135,8 +141,10 @@ def test_features_use_only_what_is_known_before_the_decision(log):
 def test_routers_of_a_workload_ignore_its_outcomes(log):
     held = log.workload[log.request_of] == 0
     changed = replace(log, accepted=np.where(held[:, None], 0, log.accepted))
-    routers = [rt.fit_router(one.select(one.workload != 0), kind="logistic",
-                             rng=np.random.default_rng(2)) for one in (log, changed)]
+    routers = [
+        rt.fit_router(one.select(one.workload != 0), kind="logistic", rng=np.random.default_rng(2))
+        for one in (log, changed)
+    ]
     x = np.random.default_rng(0).random((5, len(routers[0].names)))
     assert np.array_equal(routers[0].expected(x), routers[1].expected(x))
 
@@ -175,8 +183,11 @@ def test_no_costs_no_speeds(log):
 
 def test_one_workload_routes_nowhere_and_says_nothing_wrong(log):
     runs = rt.decision_runs(log.select(log.workload == 1), rng=np.random.default_rng(0), kinds=("logistic",))
-    assert runs["redraft"].block_efficiency == runs["route (logistic)"].block_efficiency == max(
-        runs[f"always {a}"].block_efficiency for a in log.arms)
+    assert (
+        runs["redraft"].block_efficiency
+        == runs["route (logistic)"].block_efficiency
+        == max(runs[f"always {a}"].block_efficiency for a in log.arms)
+    )
 
 
 def test_a_block_anchored_log_and_an_unknown_kind_are_refused(log):

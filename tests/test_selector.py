@@ -1,4 +1,5 @@
 """The redraft selector is judged on workloads that neither its model nor its threshold has seen."""
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,8 +59,9 @@ def sees_the_held_out_workload(fit, blocks) -> bool:
 
 def test_threshold_and_model_ignore_the_held_out_workload(blocks):
     assert not sees_the_held_out_workload(lambda b, w: sl.fit_selector(b, b.workload_of != w), blocks)
-    assert lowo(blocks, n_resamples=10).rows[1].selector == lowo(overwritten(blocks, 1),
-        n_resamples=10).rows[1].selector
+    assert (
+        lowo(blocks, n_resamples=10).rows[1].selector == lowo(overwritten(blocks, 1), n_resamples=10).rows[1].selector
+    )
 
 
 def test_a_planted_leak_is_detected(blocks):
@@ -93,8 +95,9 @@ def test_shuffled_labels_give_skill_one_in_93_of_100_seeds():
     With 24 requests per workload and 400 resamples a first version held 1 in 91 seeds: intervals from few requests are
     a little too narrow. At 100 requests and 1,000 resamples, a third of a full campaign, the demand holds.
     """
-    blocks = dominant_blocks(simulate_positions(replace(MODEL, requests_per_workload=100),
-                                                rng=np.random.default_rng(3)))
+    blocks = dominant_blocks(
+        simulate_positions(replace(MODEL, requests_per_workload=100), rng=np.random.default_rng(3))
+    )
     assert sum(covers_one(blocks, seed, n_resamples=1000) for seed in range(100)) >= 93
 
 
@@ -102,8 +105,9 @@ def test_threshold_is_the_highest_point_above_random_on_the_training_workloads(t
     for row in table.rows:
         best = max(score for _, score in row.selector.search)
         assert row.selector.threshold == max(t for t, score in row.selector.search if score == best)
-        assert row.workload not in row.selector.trained_on["workloads"] and len(
-            row.selector.trained_on["workloads"]) == 3
+        assert (
+            row.workload not in row.selector.trained_on["workloads"] and len(row.selector.trained_on["workloads"]) == 3
+        )
 
 
 def test_the_pooled_sums_are_those_of_the_decisions(blocks, table):
@@ -146,9 +150,17 @@ def test_all_ties_and_one_workload_give_a_reason():
 def test_any_number_of_arms_and_workloads_works(workloads, arms):
     names = tuple(f"arm{k}" for k in range(arms))
     odds = tuple(tuple(0.5 - 0.2 * k for k in range(arms)) for _ in range(workloads))
-    model = Model(arms=names, workloads=tuple(f"w{i}" for i in range(workloads)), logit=odds,
-                  passage=((0.0,) * arms, (-1.5,) + (1.0,) * (arms - 1)),
-                  no_draft=(0.0,) * arms, silent=(), requests_per_workload=10, output_len=(30, 50), draft_len=5)
+    model = Model(
+        arms=names,
+        workloads=tuple(f"w{i}" for i in range(workloads)),
+        logit=odds,
+        passage=((0.0,) * arms, (-1.5,) + (1.0,) * (arms - 1)),
+        no_draft=(0.0,) * arms,
+        silent=(),
+        requests_per_workload=10,
+        output_len=(30, 50),
+        draft_len=5,
+    )
     found = lowo(dominant_blocks(simulate_positions(model, rng=np.random.default_rng(0))))
     assert len(found.rows) == workloads and all(row.selector for row in found.rows)
 

@@ -81,6 +81,7 @@ def test_the_stated_truth_is_the_limit_of_large_logs():
 
 def test_blocks_of_one_request_are_correlated():
     """With a request effect the variance of request means exceeds what independent blocks would give."""
+
     def excess(sd):
         log = simulate_positions(replace(FLIPPING, request_sd=sd, passage=((0.0,) * 4,)), rng=np.random.default_rng(3))
         view = block_view(log)
@@ -88,6 +89,7 @@ def test_blocks_of_one_request_are_correlated():
         n = np.bincount(view.request_of)
         means = np.bincount(view.request_of, weights=emitted) / n
         return np.var(means) / np.mean(emitted.var() / n)
+
     assert excess(0.0) < 1.3 < 2.0 < excess(0.8)
 
 
@@ -95,12 +97,21 @@ def test_confidence_tells_as_much_as_the_model_says():
     def rank_correlation(signal):
         log = simulate_positions(replace(FLIPPING, signal=signal), rng=np.random.default_rng(4))
         return np.corrcoef(log.stats["conf_mean"][:, 0], log.accepted[:, 0])[0, 1]
+
     assert abs(rank_correlation(0.0)) < 0.03 < 0.3 < rank_correlation(1.0)
 
 
 def test_any_number_of_arms_and_workloads():
-    model = Model(arms=tuple("abcdefghij"), workloads=("only",), logit=((0.1,) * 10,), passage=((0.0,) * 10,),
-                  no_draft=(0.0,) * 10, silent=(), draft_len=20, requests_per_workload=2)
+    model = Model(
+        arms=tuple("abcdefghij"),
+        workloads=("only",),
+        logit=((0.1,) * 10,),
+        passage=((0.0,) * 10,),
+        no_draft=(0.0,) * 10,
+        silent=(),
+        draft_len=20,
+        requests_per_workload=2,
+    )
     log = simulate_positions(model, rng=np.random.default_rng(0))
     assert log.n_arms == 10 and summary(log)["requests"] == {"only": 2}
 

@@ -64,8 +64,14 @@ def test_limits_equal_those_of_scipy_draw_by_draw(totals, method):
 def test_strata_equal_the_independent_samples_of_scipy(method):
     """Two strata of 20 and 35 values; the statistic weighs the stratum means by their sizes."""
     first, second = rng(1).exponential(1.0, 20), rng(2).exponential(3.0, 35)
-    ours = bootstrap_requests(lambda s: s[..., 0] / 55, np.concatenate([first, second])[:, None],
-                              strata=np.repeat(["a", "b"], [20, 35]), rng=rng(), n_resamples=2000, method=method)
+    ours = bootstrap_requests(
+        lambda s: s[..., 0] / 55,
+        np.concatenate([first, second])[:, None],
+        strata=np.repeat(["a", "b"], [20, 35]),
+        rng=rng(),
+        n_resamples=2000,
+        method=method,
+    )
     theirs = stats.bootstrap(
         (first, second),
         lambda x, y, axis: (20 * x.mean(axis) + 35 * y.mean(axis)) / 55,
@@ -165,8 +171,9 @@ def test_best_fixed_is_rechosen_in_every_resample():
 
 def paired(statistic, first, other, **options):
     """Two versions of the same requests, resampled together."""
-    return bootstrap_many({0: statistic}, np.stack([first, other], axis=1), strata=None, rng=rng(), null={0: 0.0},
-                          **options)[0]
+    return bootstrap_many(
+        {0: statistic}, np.stack([first, other], axis=1), strata=None, rng=rng(), null={0: 0.0}, **options
+    )[0]
 
 
 def difference(s):
@@ -181,8 +188,10 @@ def test_paired_requests_are_resampled_together(totals):
 
 def test_p_value_is_small_for_a_real_difference_and_never_zero(totals):
     noise = rng(6).normal(0, 1, 60)
-    real, none = (paired(difference, totals + np.stack([shift, 0 * noise], 1), totals)
-                  for shift in (totals[:, 1] + noise, noise - noise.mean()))
+    real, none = (
+        paired(difference, totals + np.stack([shift, 0 * noise], 1), totals)
+        for shift in (totals[:, 1] + noise, noise - noise.mean())
+    )
     assert 0 < real.p < 0.001 and none.p > 0.5 and none.low < 0 < none.high
     assert bootstrap_requests(pooled_ratio, totals, strata=None, rng=rng(), n_resamples=50).p is None
 
@@ -198,9 +207,15 @@ def test_holm_never_helps_and_keeps_the_order(p):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("sums", "value", "method"), [
-    ([[0, 0]] * 12, None, "undefined: the denominator is 0"), ([[2, 1]], 2.0, "undefined: one request has no spread"),
-    ([[4, 4]] * 12, 1.0, "degenerate"), ([[4, 4]] * 2, 1.0, "degenerate")])
+@pytest.mark.parametrize(
+    ("sums", "value", "method"),
+    [
+        ([[0, 0]] * 12, None, "undefined: the denominator is 0"),
+        ([[2, 1]], 2.0, "undefined: one request has no spread"),
+        ([[4, 4]] * 12, 1.0, "degenerate"),
+        ([[4, 4]] * 2, 1.0, "degenerate"),
+    ],
+)
 def test_undefined_and_degenerate_results_say_so(sums, value, method):
     found = bootstrap_requests(pooled_ratio, np.array(sums), strata=None, rng=rng(), n_resamples=100)
     assert (found.value, found.method) == (value, method) and found.n == len(sums)
@@ -280,8 +295,7 @@ def second(s):
 
 
 def many(named, totals, strata=WORKLOADS, **options):
-    return bootstrap_many(named, totals, strata=strata, rng=np.random.default_rng(5),
-                          **{"n_resamples": 500} | options)
+    return bootstrap_many(named, totals, strata=strata, rng=np.random.default_rng(5), **{"n_resamples": 500} | options)
 
 
 def limits(estimate):

@@ -9,10 +9,30 @@ from specsel import verdicts
 
 def policies(p: float, least_p: float) -> pd.DataFrame:
     """A learner that reads no context and the exact oracle, with a given corrected p-value of the learner's gain."""
-    rows = [{"policy": "hedge", "sees": "every arm", "context": "no context", "feedback": "delayed", "source": "arXiv",
-             "block_efficiency": 2.2, "fixed": 0.2, "fixed_low": 0.1, "fixed_p": p},
-            {"policy": "oracle_dp", "sees": "hindsight", "context": "hindsight", "feedback": "", "source": "",
-             "block_efficiency": 2.4, "fixed": 0.4, "fixed_low": 0.3, "fixed_p": p}]
+    rows = [
+        {
+            "policy": "hedge",
+            "sees": "every arm",
+            "context": "no context",
+            "feedback": "delayed",
+            "source": "arXiv",
+            "block_efficiency": 2.2,
+            "fixed": 0.2,
+            "fixed_low": 0.1,
+            "fixed_p": p,
+        },
+        {
+            "policy": "oracle_dp",
+            "sees": "hindsight",
+            "context": "hindsight",
+            "feedback": "",
+            "source": "",
+            "block_efficiency": 2.4,
+            "fixed": 0.4,
+            "fixed_low": 0.3,
+            "fixed_p": p,
+        },
+    ]
     table = pd.DataFrame(rows)
     table.attrs["least_p"] = least_p
     return table
@@ -32,9 +52,22 @@ def test_context_is_judged_by_workload_by_request_and_by_block():
     """Immediate counts of every arm do not count; a kind that the log does not allow is said to be missing."""
     found = policies(0.01, 0.001)
     rows = [("linucb", "block", "delayed", 0.3), ("ts", "workload", "bandit", -0.1), ("ftl", "block", "full", 1.0)]
-    extra = pd.DataFrame([{"policy": name, "sees": "either", "context": context, "feedback": feedback, "source": "",
-                           "block_efficiency": 2 + gain, "fixed": gain, "fixed_low": gain - 0.1, "fixed_p": 0.01}
-                          for name, context, feedback, gain in rows])
+    extra = pd.DataFrame(
+        [
+            {
+                "policy": name,
+                "sees": "either",
+                "context": context,
+                "feedback": feedback,
+                "source": "",
+                "block_efficiency": 2 + gain,
+                "fixed": gain,
+                "fixed_low": gain - 0.1,
+                "fixed_p": 0.01,
+            }
+            for name, context, feedback, gain in rows
+        ]
+    )
     words = verdicts.learners(pd.concat([found, extra], ignore_index=True))
     beats = "the best fixed arm beyond chance"
     assert words["by_block"] == f"Of the policies that read context at every block (1), one beats {beats}: linucb."
@@ -51,8 +84,12 @@ def test_what_is_left_is_said_where_nothing_is_gained():
 
 
 def test_the_end_of_a_regret_curve_says_who_is_ahead():
-    rows = [("p against the best fixed arm", -1.0, 1.0), ("p against the best fixed arm", 1.0, 3.0),
-            ("q against p", -3.0, -1.0), ("q against q", -1.0, 1.0)]
+    rows = [
+        ("p against the best fixed arm", -1.0, 1.0),
+        ("p against the best fixed arm", 1.0, 3.0),
+        ("q against p", -3.0, -1.0),
+        ("q against q", -1.0, 1.0),
+    ]
     words = verdicts.on_the_way(pd.DataFrame(rows, columns=["series", "low", "high"]))
     assert words == "On the way, p is behind the best fixed arm; q is ahead of p and not told apart from q."
     alike = [("p against x", 1.0, 3.0), ("p against y", 1.0, 3.0), ("q against x", 1.0, 3.0), ("q against y", 1.0, 3.0)]
@@ -88,8 +125,12 @@ def test_a_difference_of_rounding_is_no_gain():
 
 
 def test_plain_decoding_is_named_when_it_is_faster():
-    rows = pd.DataFrame([{"policy": "plain decoding", "speed": 1.2, "speed_low": 1.1},
-                         {"policy": "redraft", "speed": 0.9, "speed_low": 0.8}])
+    rows = pd.DataFrame(
+        [
+            {"policy": "plain decoding", "speed": 1.2, "speed_low": 1.1},
+            {"policy": "redraft", "speed": 0.9, "speed_low": 0.8},
+        ]
+    )
     assert "plain decoding among them" in verdicts.speed(rows)
     assert "nothing is faster" in verdicts.speed(rows[1:])
 

@@ -1,4 +1,5 @@
 """Sentences about the selector follow from their tables, and change with them."""
+
 import pandas as pd
 import pytest
 
@@ -8,8 +9,11 @@ from specsel.claims import make_claim
 
 def spread(widths, feature="conf_min", auc=0.8):
     """Middle halves of one feature per workload, and a second feature that ranks worse."""
-    rows = [{"workload": w, "feature": f, "p25": 0.5, "p75": 0.5 + width, "auc": a}
-            for w, width in widths.items() for f, a in ((feature, auc), ("ent_mean", 0.5))]
+    rows = [
+        {"workload": w, "feature": f, "p25": 0.5, "p75": 0.5 + width, "auc": a}
+        for w, width in widths.items()
+        for f, a in ((feature, auc), ("ent_mean", 0.5))
+    ]
     return pd.DataFrame(rows)
 
 
@@ -17,10 +21,14 @@ def skills(**values):
     return [make_claim(f"skill:{w}", v, label="SIM", reason="undefined: nothing") for w, v in values.items()]
 
 
-@pytest.mark.parametrize("widths, words", [
-    ({"code": 0.3, "chat": 0.4, "copy": 0.01}, "holds here: on copy, where the skill is lowest, conf_min"),
-    ({"code": 0.3, "chat": 0.4, "copy": 0.2}, "holds in part here: on copy"),
-    ({"code": 0.1, "chat": 0.4, "copy": 0.2}, "does not hold here: the skill is lowest on copy, but conf_min")])
+@pytest.mark.parametrize(
+    "widths, words",
+    [
+        ({"code": 0.3, "chat": 0.4, "copy": 0.01}, "holds here: on copy, where the skill is lowest, conf_min"),
+        ({"code": 0.3, "chat": 0.4, "copy": 0.2}, "holds in part here: on copy"),
+        ({"code": 0.1, "chat": 0.4, "copy": 0.2}, "does not hold here: the skill is lowest on copy, but conf_min"),
+    ],
+)
 def test_the_explanation_of_the_original_is_examined(widths, words):
     assert words in why.explanation(spread(widths), skills(code=2.0, chat=1.5, copy=0.6))
 
@@ -47,8 +55,14 @@ def test_confidence_is_called_too_high_too_low_or_kept():
 
 def test_enough_is_the_first_size_from_which_all_larger_ones_do():
     """100 blocks beat random by luck, 200 do not, 400 and 800 do; the last interval [1.5, 2.5] holds 1.6 and 2."""
-    curve = pd.DataFrame({"blocks": [100.0, 200, 400, 800], "skill": [1.2, 0.9, 1.6, 2.0], "low": [1.1, 0.5, 1.2, 1.5],
-                          "high": [1.3, 1.2, 2.0, 2.5]})
+    curve = pd.DataFrame(
+        {
+            "blocks": [100.0, 200, 400, 800],
+            "skill": [1.2, 0.9, 1.6, 2.0],
+            "low": [1.1, 0.5, 1.2, 1.5],
+            "high": [1.3, 1.2, 2.0, 2.5],
+        }
+    )
     assert why.enough(curve).count("about 400") == 2
     assert "does not beat random" in why.enough(curve[:2])
     assert why.enough(curve.assign(skill=None)).startswith("No number")
@@ -63,9 +77,14 @@ def test_transfer_counts_pairs_of_different_workloads():
 
 
 def decisions(gain, low, high, **more):
-    rows = [{"policy": p, "gain": g, "gain_low": a, "gain_high": b, "drafts_per_block": d} for p, g, a, b, d in (
-        ("redraft", 0.0, 0.0, 0.0, 1.5), ("route (logistic)", gain, low, high, 1.0),
-        ("route (logistic) + redraft", 0.2, 0.1, 0.3, 1.3))]
+    rows = [
+        {"policy": p, "gain": g, "gain_low": a, "gain_high": b, "drafts_per_block": d}
+        for p, g, a, b, d in (
+            ("redraft", 0.0, 0.0, 0.0, 1.5),
+            ("route (logistic)", gain, low, high, 1.0),
+            ("route (logistic) + redraft", 0.2, 0.1, 0.3, 1.3),
+        )
+    ]
     return pd.DataFrame(rows).assign(**more)
 
 

@@ -28,10 +28,20 @@ def half(log, arm):
     """A selector that redrafts below the middle of an arm's first confidences, which no value in the log comes near."""
     values = np.unique(log.stats["conf_first"][:, log.arms.index(arm)])
     values = values[np.isfinite(values)]
-    widest = len(values) // 3 + int(np.diff(values)[len(values) // 3:-(len(values) // 3)].argmax())
-    middle = float(values[widest:widest + 2].mean())  # a log rounds to six digits
-    return Selector(log.arms, arm, log.draft_len, logs.STATS, fill=(middle,) * 4, center=(0.0, 0.0, middle, *[0.0] * 5),
-                    scale=(1.0,) * 8, weights=(0.0, 0.0, -1.0, *[0.0] * 5), intercept=0.0, threshold=0.5)
+    widest = len(values) // 3 + int(np.diff(values)[len(values) // 3 : -(len(values) // 3)].argmax())
+    middle = float(values[widest : widest + 2].mean())  # a log rounds to six digits
+    return Selector(
+        log.arms,
+        arm,
+        log.draft_len,
+        logs.STATS,
+        fill=(middle,) * 4,
+        center=(0.0, 0.0, middle, *[0.0] * 5),
+        scale=(1.0,) * 8,
+        weights=(0.0, 0.0, -1.0, *[0.0] * 5),
+        intercept=0.0,
+        threshold=0.5,
+    )
 
 
 @pytest.mark.parametrize("arm", ["dflash", "eagle"])
@@ -42,8 +52,11 @@ def test_the_selector_makes_the_same_blocks_live_and_in_replay(target, features,
     again = selector.redraft(log.stats)
     assert 0.1 < again.mean() < 0.9
     replayed = run_plan(log, redraft_plan(log, log.arms.index(arm), again), name="selector")
-    prompts = {(w, p.id): encode(target.tokenizer, p) for w in config.workloads
-               for p in load_prompts(w, "eval", config.prompts)}
+    prompts = {
+        (w, p.id): encode(target.tokenizer, p)
+        for w in config.workloads
+        for p in load_prompts(w, "eval", config.prompts)
+    }
     for r, request in enumerate(log.requests):
         prompt = prompts[log.workloads[log.workload[r]], request]
         trace = decoder.run(prompt, redrafting(selector, log.arms), max_new=24)

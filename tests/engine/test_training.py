@@ -356,8 +356,17 @@ def test_rows_of_new_ids_follow_the_map_of_the_known_ones():
     """Known rows stay, whatever they are; where they are a linear map of the embedding, new ones follow it."""
     generator = torch.Generator().manual_seed(3)
     table, turn = (torch.randn(*shape, generator=generator) for shape in ((40, 8), (8, 8)))
-    config = EagleConfig(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
-                         rms_norm_eps=1e-5, rope_theta=1e4, vocab_size=40, draft_vocab_size=20)
+    config = EagleConfig(
+        hidden_size=8,
+        intermediate_size=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        vocab_size=40,
+        draft_vocab_size=20,
+    )
     head, known, ids = EagleHead(config), torch.arange(0, 40, 2), torch.arange(0, 40, 3)
     head.set_vocabulary(known)
     head.lm_head.weight.data = table[known] @ turn
