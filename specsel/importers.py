@@ -8,12 +8,13 @@ confidences are not in these files.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specsel.log import STATS, LogError, PositionLog, block_view, write_log
+from specsel.log import STATS, LogError, LogWarning, PositionLog, block_view, write_log
 from specsel.records import parse_line, read_text, sha256_of
 
 __all__ = ["import_specdecode_bench", "read_specdecode_bench", "match_lengths"]
@@ -46,7 +47,7 @@ def import_specdecode_bench(path: str | Path, out: str | Path) -> Path:
     """Turn a folder of SpecDecode-Bench/simulator files (or one file) into the run folder ``out``.
 
     Workload = file name without ``combined_``; request = workload and line, so that requests keep the file's order;
-    the source's id, prompt length and hash go to the request table.
+    the request table holds the source's id, prompt length and hash, and whether the prompt begins with one token twice.
     """
     return write_log(out, read_specdecode_bench(path))
 
@@ -60,6 +61,13 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
             f"{path}: holds no .jsonl files; expected combined_<workload>.jsonl of SpecDecode-Bench/simulator"
         )
     parts = [(_workload(file), *row) for file in files for row in _read_file(file)]
+    if doubled := sum(p[3]["doubled_begin"] for p in parts):
+        warnings.warn(
+            f"{path}: {doubled:,} of {len(parts):,} prompts begin with one token twice, most likely a begin token of "
+            "the template and one of the tokenizer: acceptance may be lower than after a well-formed prompt",
+            LogWarning,
+            stacklevel=2,
+        )
     emitted, matched = (np.concatenate([p[n] for p in parts]) for n in (1, 2))
     lengths = np.array([len(p[1]) for p in parts])
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -125,6 +133,7 @@ def _read_file(file: Path) -> list[tuple[np.ndarray, np.ndarray, dict]]:
             "prompt_tokens": len(prompt),
             "output_tokens": length,
             "prompt_sha256": sha256_of(prompt.astype("<i8").tobytes()),
+            "doubled_begin": len(prompt) > 1 and bool(prompt[0] == prompt[1]),
         }
         matched = match_lengths(tokens)[len(prompt) + 1 :]  # the anchor, output[p], is committed
         rows.append((np.stack([a[:length] for a in arrays], axis=1), matched, row))

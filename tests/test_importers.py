@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsel.importers import import_specdecode_bench, match_lengths, read_specdecode_bench
-from specsel.log import LogError, block_view, read_log, summary, validate, walk
+from specsel.log import LogError, LogWarning, block_view, read_log, summary, validate, walk
 
 PUBLIC = Path(os.environ.get("SPECSEL_SPECDECODE_BENCH", "no folder was named"))
 
@@ -64,6 +65,19 @@ def test_a_hand_made_file_becomes_a_run_folder(tmp_path):
     assert log.request_table["source_id"].tolist() == ["x", "y"]
 
 
+def test_a_doubled_begin_token_is_told(tmp_path):
+    """One of two prompts begins with a token twice; a file without such a prompt says nothing."""
+    path = tmp_path / "combined_tiny.jsonl"
+    path.write_text(request("a", [1], [1]) + request("b", [1], [1]).replace("[1, 2, 3, 1]", "[1, 1, 2, 3, 1]"))
+    with pytest.warns(LogWarning, match="1 of 2 prompts begin with one token twice"):
+        log = read_specdecode_bench(path)
+    assert log.request_table["doubled_begin"].tolist() == [False, True]
+    path.write_text(request("a", [1], [1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_specdecode_bench(path)
+
+
 @pytest.mark.parametrize(
     "line", ['{"id": "x"}', request("x", [0], [1]), request("x", [22], [1]), request("x", [1.5], [1]), "[1]", "{"]
 )
@@ -79,7 +93,8 @@ def test_another_format_is_refused_by_line(tmp_path, line):
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="SPECSEL_SPECDECODE_BENCH names no folder (the log has no licence)")
 def test_the_public_log_gives_the_published_tokens_per_block():
     """Fixed arms and match-length gates of policies.md, section 7."""
-    log = read_specdecode_bench(PUBLIC)
+    with pytest.warns(LogWarning, match="prompts begin with one token twice"):
+        log = read_specdecode_bench(PUBLIC)
     found = summary(log)["block_efficiency"]
     assert {w: [round(v[a], 3) for a in log.arms] for w, v in found.items()} == {
         "instructcoder": [2.662, 2.814],

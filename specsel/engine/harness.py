@@ -332,7 +332,7 @@ def _same(saved: dict, settings: dict, what: str, names: tuple[str, ...]) -> Non
 
 
 def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
-    counts = {w: len(load_prompts(w, "eval", config.prompts, limit=config.requests)) for w in config.workloads}
+    prompts = {w: load_prompts(w, "eval", config.prompts, limit=config.requests) for w in config.workloads}
     template = target.tokenizer.chat_template or ""
     return {
         "draft_len": config.draft_len,
@@ -357,10 +357,23 @@ def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
             "threads": torch.get_num_threads(),
         },
         "prompts": {
-            w: {"file": f"{w}.eval.jsonl", "sha256": prompts_sha256(w, "eval", config.prompts), "count": n}
-            for w, n in counts.items()
+            w: {"file": f"{w}.eval.jsonl", "sha256": prompts_sha256(w, "eval", config.prompts), "count": len(found)}
+            for w, found in prompts.items()
         },
+        "first_prompt": _first_prompt(target.tokenizer, [p for found in prompts.values() for p in found]),
         "git_commit": git_commit(),
+    }
+
+
+def _first_prompt(tokenizer, prompts: list[Prompt]) -> dict:
+    """The outermost token ids of the run's first prompt and the hash of the tokenizer that made them: two runs that
+    differ there have had different prompts."""
+    ids = encode(tokenizer, prompts[0]) if prompts else []
+    made_by = getattr(tokenizer, "backend_tokenizer", None)
+    return {
+        "first_ids": ids[:8],
+        "last_ids": ids[-8:],
+        "tokenizer_sha256": logs.sha256_of(made_by.to_str().encode()) if made_by else None,
     }
 
 

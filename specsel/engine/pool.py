@@ -15,7 +15,7 @@ from specsel.engine.dflash import DFlash, load_model
 from specsel.engine.eagle import Eagle, check_vocabulary, load_head
 from specsel.engine.layers import CheckpointError, read_folder
 from specsel.engine.ngram import Ngram, NgramConfig
-from specsel.engine.target import Target, tap_indices
+from specsel.engine.target import Target, pinned, tap_indices
 from specsel.log import drafter_sha256, readable
 
 ARMS = ("dflash", "eagle", "ngram", "cascade")
@@ -83,16 +83,15 @@ def locate(name: str | Path) -> Path:
         raise CheckpointError(f"{name}: no such folder; give a drafter's folder or a hub repository owner/name.")
     from huggingface_hub import snapshot_download
 
+    patterns = ["*.json", "*.safetensors", "*.bin"]
     try:
-        return Path(
-            snapshot_download(
-                repository, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.bin"]
-            )
-        )
+        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the library raises a dozen types for "cannot download"
         raise CheckpointError(
             f"{name}: no such folder, and the hub repository cannot be downloaded ({error})."
         ) from error
+    pinned(repository, revision, folder.name)  # the folder of a snapshot is named after its commit
+    return folder
 
 
 def _check_size(arm: str, folder: Path, size: int, embedding: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,5 +96,13 @@ def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit
 
 
 def encode(tokenizer, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt under the target's own chat template: the one prompt builder of training and evaluation."""
-    return list(tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False))
+    """Token ids of a prompt under the target's own chat template: the one prompt builder of training and evaluation.
+    Warns when they begin with the begin token twice, which drafters have not seen in training."""
+    ids = list(tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=False))
+    if len(ids) > 1 and ids[0] == ids[1] == getattr(tokenizer, "bos_token_id", None):
+        warnings.warn(
+            f"prompts begin with the begin token ({ids[0]}) twice, the template's and the prompt's own: acceptance "
+            "may be lower after such a prompt. Take one of them away.",
+            stacklevel=2,
+        )
+    return ids

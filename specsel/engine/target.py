@@ -6,10 +6,12 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +169,7 @@ def load_target(
     dtype = dtype_name(dtype)
     check_device(device)
     config = AutoConfig.from_pretrained(source, revision=revision)
+    revision = pinned(source, revision, getattr(config, "_commit_hash", None))
     check_rollback(config)
     check_memory(config, dtype, device)
     model = AutoModelForCausalLM.from_pretrained(
@@ -179,6 +182,19 @@ def load_target(
     return Target(
         name, model, tokenizer, eos_ids, tap_indices(config.num_hidden_layers), weights_sha256(source, revision)
     )
+
+
+def pinned(source: str | Path, revision: str | None, commit: str | None) -> str | None:
+    """The commit at which a hub model is loaded, from its ``revision`` and the ``commit`` that the hub resolved it to;
+    warns when the revision is a branch or a tag, which move. A local folder has neither."""
+    if Path(source).is_dir() or re.fullmatch("[0-9a-f]{40}", revision or ""):
+        return revision
+    warnings.warn(
+        f"{source}: loaded from '{revision or 'main'}', which can move; pin the commit {commit or '(unknown here)'} to "
+        "load the same again.",
+        stacklevel=2,
+    )
+    return commit or revision
 
 
 def weights_sha256(source: str, revision: str | None) -> str:

@@ -4,6 +4,7 @@ loader."""
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, replace
 
 import pytest
@@ -16,7 +17,7 @@ from specsel.engine.dflash import DFlash, DFlashConfig, DFlashModel, load_model
 from specsel.engine.eagle import EagleConfig, load_head
 from specsel.engine.layers import CheckpointError, read_folder
 from specsel.engine.pool import PoolConfig, checkpoint_of, load_pool, locate
-from specsel.engine.target import Features
+from specsel.engine.target import Features, pinned
 
 H, INNER, HEADS, KV, V, VD = 16, 24, 4, 2, 30, 12
 
@@ -286,3 +287,27 @@ def test_a_drafter_that_reads_a_layer_the_target_has_not_is_refused(tmp_path, ta
 def test_a_drafter_that_is_neither_a_folder_nor_a_repository_is_named(name):
     with pytest.raises(CheckpointError, match="no such folder"):
         locate(name)
+
+
+def test_a_moving_revision_is_told_and_the_commit_is_kept(tmp_path):
+    """A branch, or none, gives a warning that names the commit; a commit and a local folder give none."""
+    commit = "0123456789abcdef" * 2 + "01234567"
+    for revision in (None, "main", "v1.0"):
+        with pytest.warns(UserWarning, match=f"'{revision or 'main'}', which can move; pin the commit {commit}"):
+            assert pinned("owner/name", revision, commit) == commit
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pinned("owner/name", commit, commit) == commit
+        assert pinned(tmp_path, None, None) is None
+
+
+def test_a_drafter_of_the_hub_is_pinned_by_its_snapshot(tmp_path, monkeypatch):
+    """The folder of a snapshot is named after the commit; the download itself is replaced."""
+    commit = "89abcdef" * 5
+    (tmp_path / commit).mkdir()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **options: str(tmp_path / commit))
+    with pytest.warns(UserWarning, match=f"owner/name: loaded from 'main'.*{commit}"):
+        assert locate("owner/name") == tmp_path / commit
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert locate(f"owner/name@{commit}") == tmp_path / commit

@@ -352,6 +352,19 @@ def test_the_race_records_every_policy_on_every_request_with_the_same_output(tar
         race(features, pool, run, prompts=config.prompts)
 
 
+def test_a_run_tells_its_prompts_apart(target, pool, config, tmp_path, monkeypatch):
+    """Two runs of the same prompts, one of them with a doubled begin token: the manifests differ in the first prompt's
+    ids, and the doubled one is warned about."""
+    plain = json.loads((collect(target, pool, tmp_path / "plain", config) / "manifest.json").read_text())
+    make = type(target.tokenizer).apply_chat_template
+    monkeypatch.setattr(type(target.tokenizer), "bos_token_id", 5, raising=False)
+    monkeypatch.setattr(type(target.tokenizer), "apply_chat_template", lambda *args, **o: [5, 5, *make(*args, **o)])
+    with pytest.warns(UserWarning, match=r"begin token \(5\) twice"):
+        doubled = json.loads((collect(target, pool, tmp_path / "doubled", config) / "manifest.json").read_text())
+    first, second = plain["first_prompt"], doubled["first_prompt"]
+    assert second["first_ids"] == [5, 5, *first["first_ids"][:6]] and second["last_ids"] == first["last_ids"]
+
+
 def test_a_sampled_run_is_raced_with_its_own_noise(target, features, pool, config, tmp_path):
     """Every policy gives the answers of the run, whose lengths are known."""
     from specsel.engine.races import race
