@@ -8,6 +8,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
+    "records": ("located",),
     "log": ("read_log", "read_logs", "write_log", "block_view", "PositionLog", "BlockLog", "LogError", "SpecselError"),
     "statistics": ("Estimate", "bootstrap_requests", "ratio"),
     "claims": ("Claim", "Label", "open_ledger", "publish", "publish_all"),

@@ -21,6 +21,7 @@ from typing import Any
 
 from specsel.log import LogError, read_log, require_complete
 from specsel.pages import build_pages, check_pages, print_pdf, replace_folder
+from specsel.records import project_folder
 from specsel.staging import (
     BookError,
     BuildFailed,
@@ -94,16 +95,14 @@ def only_build(work: Path) -> Iterator[None]:
 
 
 def project_root(root: str | Path | None = None) -> Path:
-    """The folder of the book: the given one, else the present folder or one above it, else where the package is
-    installed from.
-    """
-    places = [Path(root)] if root else [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parent.parent]
-    for place in places:
-        if (place / "_config.yml").is_file() and (place / "notebooks").is_dir():
-            return place.resolve()
-    raise BookError(
-        f"{places[0]}: has no _config.yml and no notebooks, so there is no book here; run the command inside a clone"
-    )
+    """The given folder of a book, or `records.project_folder`; BookError when there is no book."""
+    found = project_folder() if root is None else Path(root).resolve()
+    if found is None or not ((found / "_config.yml").is_file() and (found / "notebooks").is_dir()):
+        raise BookError(
+            f"{found or Path.cwd()}: has no _config.yml and no notebooks, so there is no book here; run the command "
+            "inside a clone"
+        )
+    return found
 
 
 def list_notebooks(root: Path) -> list[Path]:

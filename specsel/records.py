@@ -58,6 +58,21 @@ def readable(
         raise error(f"{path}: cannot be read ({reason}); {hint}") from fault
 
 
+def project_folder() -> Path | None:
+    """The folder of the book: the present one, one above it, or the clone that the package is installed from; None
+    outside of a clone."""
+    places = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parent.parent]
+    return next((p for p in places if (p / "_config.yml").is_file() and (p / "notebooks").is_dir()), None)
+
+
+def located(path: str | Path) -> Path:
+    """The path; a relative one that leads nowhere from here is taken from the folder of the book when it leads
+    somewhere from there. JupyterLab, for one, runs a notebook in the notebook's own folder.
+    """
+    path, root = Path(path), project_folder()
+    return root / path if root and not path.exists() and (root / path).exists() else path
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is wrong with a log; ``str(fault)`` is the sentence a user reads."""

@@ -114,12 +114,13 @@ def warnings_of(notebook: Mapping[str, Any]) -> Iterator[str]:
 
 
 def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) -> dict[str, Any]:
-    """A copy without what changes from run to run: times, ids, counters, text on stderr, widget state.
+    """A copy without what changes from run to run: times, ids, text on stderr, widget state; code cells are counted
+    from 1 (nbval takes a cell without a number for one that never ran).
 
     for_book: hide the cell of injected parameters, fold the defaults; else drop the injected cell, as the repository
     stores it.
     """
-    cells = []
+    cells, count = [], 0
     for cell in notebook["cells"]:
         tags = [tag for tag in cell["metadata"].get("tags", []) if tag not in BOOK_TAGS.values()]
         if "injected-parameters" in tags and not for_book:
@@ -132,8 +133,9 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
             "source": cell["source"],
         }
         if cell["cell_type"] == "code":
-            shown = [o | {"execution_count": None} if "execution_count" in o else o for o in cell["outputs"]]
-            clean |= {"execution_count": None, "outputs": [o for o in shown if o["output_type"] != "stream"]}
+            count += 1
+            shown = [o | {"execution_count": count} if "execution_count" in o else o for o in cell["outputs"]]
+            clean |= {"execution_count": count, "outputs": [o for o in shown if o["output_type"] != "stream"]}
         cells.append(clean)
     return {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
 

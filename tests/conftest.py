@@ -15,6 +15,14 @@ settings.load_profile("checks")
 collect_ignore = [] if find_spec("torch") else ["engine"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The cells of the notebooks, which nbval collects and compares with what they store, are slow tests."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def specsel(monkeypatch, capsys):
     """Run one command line; returns (exit status, stdout, stderr)."""

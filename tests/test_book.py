@@ -257,17 +257,6 @@ def test_the_readme_states_the_figures_of_the_built_book(measured):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_stored_outputs_equal_executed_ones(measured, path):
-    """The repository's notebooks show what running them gives, numbers and charts, byte for byte; else run `make
-    refresh`.
-    """
-    again = staging.clean_notebook(staging.read_notebook(measured / "run" / path.name), path.stem, for_book=False)
-    staging.write_notebook(measured / "stored.ipynb", again)
-    assert path.read_bytes() == (measured / "stored.ipynb").read_bytes()
-
-
-@pytest.mark.slow
 def test_the_headline_is_rederived_from_the_log(measured):
     """The book's figures equal those of the public function on the committed log, to the digits that claims keep."""
     found = headline(read_log(RUN), rng=np.random.default_rng(7))
