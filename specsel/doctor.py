@@ -14,6 +14,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from specsel import __version__
+from specsel.records import project_folder
 
 PACKAGES = (
     "numpy",
@@ -53,7 +54,8 @@ def examine() -> dict[str, Any]:
         "cache": str(cache),
         "cache_exists": cache.exists(),
         "disk_free_gb": round(shutil.disk_usage(place).free / 1e9, 1),
-        "project": str(Path.cwd()),
+        "folder": str(Path.cwd()),
+        "project": (root := project_folder()) and str(root),
         **{f"env {name}": os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

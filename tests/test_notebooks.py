@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+import specsel
 from specsel import staging
 from specsel.book import build_book, check_logs, kernel_environment, list_notebooks, only_build, run_notebook
 from specsel.log import write_log
@@ -90,6 +91,24 @@ def test_notebooks_are_stored_clean(path):
     stored = staging.read_notebook(path)
     assert stored == staging.clean_notebook(stored, path.stem, for_book=False)
     assert not staging.LOCAL_PATH.search(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_paths_of_the_defaults_are_found_from_any_folder(path):
+    """Every parameter whose default leads to something of the project goes through `specsel.located`."""
+    source = "\n".join(cells(path, "code"))
+    defaults = staging.notebook_parameters(path)
+    paths = [name for name, value in defaults.items() if isinstance(value, str) and (ROOT / value).exists()]
+    assert "run" in paths and all(f"specsel.located({name})" in source for name in paths)
+
+
+def test_a_path_is_looked_up_here_first_and_then_in_the_project(tmp_path, monkeypatch):
+    for folder in (ROOT / "notebooks", Path("/"), tmp_path):
+        monkeypatch.chdir(folder)
+        assert specsel.located("data/runs/campaign") == ROOT / "data/runs/campaign"
+        assert specsel.located("data/runs/nosuch") == Path("data/runs/nosuch")
+    (tmp_path / "data/runs/campaign").mkdir(parents=True)
+    assert specsel.located("data/runs/campaign") == Path("data/runs/campaign")
 
 
 # ---- parameters
