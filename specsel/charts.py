@@ -30,23 +30,30 @@ SVG_WIDTH = 640
 
 def use(mode: str | None = None) -> None:
     """Show charts as Vega-Lite 6 + SVG ("archive", the default of $SPECSEL_CHARTS) or as offline widgets ("live")."""
-    alt.renderers.register("specsel", archive)
-    if (mode or os.environ.get("SPECSEL_CHARTS", "archive")) == "live":
-        alt.renderers.enable("jupyter", offline=True)
-    else:
-        alt.renderers.enable("specsel")
+    wanted = mode or os.environ.get("SPECSEL_CHARTS", "archive")
+    alt.renderers.register("specsel", live if wanted == "live" else archive)
+    alt.renderers.enable("specsel")
 
 
 def archive(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
     """MIME bundle of a chart: specification for the book, SVG for readers without JavaScript, description as text."""
     import vl_convert
 
-    still = {**spec, "width": SVG_WIDTH} if spec.get("width") == "container" else spec
     return {
         MIME: spec,
-        "image/svg+xml": vl_convert.vegalite_to_svg(json.dumps(still)),
+        "image/svg+xml": vl_convert.vegalite_to_svg(json.dumps(_fixed_width(spec))),
         "text/plain": f"Chart: {spec.get('description', '')}",
     }
+
+
+def live(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """MIME bundle of a chart as a widget that needs no network; JupyterLab gives a widget no width of its own."""
+    alt.JupyterChart.enable_offline()
+    return alt.JupyterChart(alt.Chart.from_dict(_fixed_width(spec)))._repr_mimebundle_()
+
+
+def _fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
+    return {**spec, "width": SVG_WIDTH} if spec.get("width") == "container" else spec
 
 
 # ---- parts

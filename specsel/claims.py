@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from specsel.records import SpecselError, write_bytes_atomically
+from specsel.records import SpecselError, project_folder, write_bytes_atomically
 
 
 class ClaimError(SpecselError):
@@ -95,13 +95,14 @@ _ledgers: list[Ledger] = []
 
 
 def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: str | Path | None = None) -> Ledger:
-    """Start the claims file of a notebook, empty, in `folder` (default: $SPECSEL_VALUES, else _build/values).
+    """Start the claims file of a notebook, empty, in `folder` (default: $SPECSEL_VALUES, else _build/values of the
+    book's folder).
 
     run and log_sha256 become the origin of every claim that is published afterwards.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+", notebook):
         raise ClaimError(f"ledger name '{notebook}': use letters, digits, '_' and '-', like the notebook's file")
-    where = Path(folder or os.environ.get("SPECSEL_VALUES") or "_build/values")
+    where = Path(folder or os.environ.get("SPECSEL_VALUES") or (project_folder() or Path()) / "_build/values")
     where.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(where / f"{notebook}.json", _clean({"run": run, "log_sha256": log_sha256}))
     ledger.write()

@@ -199,13 +199,35 @@ def test_the_archive_has_specification_svg_and_text_and_fixed_bytes():
     assert one["text/plain"].startswith("Chart: Skill")
 
 
+def test_a_live_chart_is_a_widget_of_a_fixed_width(monkeypatch):
+    """JupyterLab gives a widget as much room as it asks for: a chart as wide as its container would have none."""
+    made = []
+    widget = alt.JupyterChart
+    monkeypatch.setattr(
+        ch.alt,
+        "JupyterChart",
+        type(
+            "Noted",
+            (widget,),
+            {
+                "__init__": lambda self, chart, **more: (
+                    made.append(chart.to_dict()) or widget.__init__(self, chart, **more)
+                )
+            },
+        ),
+    )
+    bundle = ch.live(CHARTS["forest"]().to_dict())
+    assert "application/vnd.jupyter.widget-view+json" in json.dumps(bundle) and made[0]["width"] == ch.SVG_WIDTH
+
+
 def test_use_chooses_the_renderer_and_import_chooses_none(monkeypatch):
     before = alt.renderers.active
     try:
         monkeypatch.setenv("SPECSEL_CHARTS", "archive")
         ch.use()
         assert alt.renderers.active == "specsel"
+        assert alt.renderers.get() is ch.archive
         ch.use("live")
-        assert alt.renderers.active == "jupyter"
+        assert alt.renderers.active == "specsel" and alt.renderers.get() is ch.live
     finally:
         alt.renderers.enable(before)
