@@ -6,6 +6,9 @@ CAMPAIGN = --requests 300 --max-new 256
 PIP = -m pip --disable-pip-version-check install --progress-bar off -q
 ADVICE = the installation failed. Check the network and the disk space (4 GB), then run the same command again; `make clean-env` starts afresh
 
+# Folders may have accents, whatever the locale says.
+export PYTHONUTF8 = 1
+
 .PHONY: help book test env env-all logs lab pdf bench lint refresh lock clean clean-env
 .DELETE_ON_ERROR:
 
