@@ -284,21 +284,27 @@ def timings(costs: Costs | None) -> str:
         return (
             "This run has no timings, so prices are assumed and no seconds are given; the published model stands alone."
         )
+    return f"Prices were measured on {_machine(costs)}."
+
+
+def _machine(costs: Costs) -> str:
     hardware = costs.hardware
     machine = hardware.get("gpu") or hardware.get("cpu") or "a machine that is not recorded"
-    return f"Prices were measured on {machine}, {hardware.get('threads', '?')} threads."
+    return f"{machine}, {hardware.get('threads', '?')} threads"
 
 
-def speed(decisions: pd.DataFrame) -> str:
-    """Does anything beat the dominant arm in modelled time? The table of `routing.decision_table`."""
-    if "speed" not in decisions:
+def speed(decisions: pd.DataFrame, costs: Costs | None) -> str:
+    """Does anything beat the dominant arm in modelled time, and on what machine? The table of
+    `routing.decision_table`."""
+    if "speed" not in decisions or costs is None:
         return "Without timings nothing is said about time."
+    where = f"At the prices measured on {_machine(costs)},"
     rows = decisions[~decisions["policy"].str.contains("hindsight")]
     faster = rows[rows["speed_low"] > 1].sort_values("speed", ascending=False)
     if not len(faster):
-        return "At the measured prices nothing is faster than always running the dominant arm."
+        return f"{where} nothing is faster than always running the dominant arm."
     verb = "are" if len(faster) > 1 else "is"
-    text = f"At the measured prices {listed(faster['policy'])} {verb} faster than always running the dominant arm"
+    text = f"{where} {listed(faster['policy'])} {verb} faster than always running the dominant arm"
     plain = " (plain decoding among them: on this machine the dominant arm's drafts cost more than they save)"
     return text + (plain if (faster["policy"] == "plain decoding").any() else "") + "."
 

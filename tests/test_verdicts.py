@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from specsel import verdicts
+from specsel.breakeven import Costs
 
 
 def policies(p: float, least_p: float) -> pd.DataFrame:
@@ -124,15 +125,19 @@ def test_a_difference_of_rounding_is_no_gain():
     assert "beats redrafting always at rho = 0.15" in verdicts.price([claims[0], claim("margin:0.15", 0.01)])
 
 
-def test_plain_decoding_is_named_when_it_is_faster():
+def test_plain_decoding_is_named_when_it_is_faster_and_the_machine_always():
+    costs = Costs({}, {"cpu": "some processor", "threads": 3})
     rows = pd.DataFrame(
         [
             {"policy": "plain decoding", "speed": 1.2, "speed_low": 1.1},
             {"policy": "redraft", "speed": 0.9, "speed_low": 0.8},
         ]
     )
-    assert "plain decoding among them" in verdicts.speed(rows)
-    assert "nothing is faster" in verdicts.speed(rows[1:])
+    machine = "At the prices measured on some processor, 3 threads, "
+    assert verdicts.speed(rows, costs).startswith(f"{machine}plain decoding is faster")
+    assert "plain decoding among them" in verdicts.speed(rows, costs)
+    assert verdicts.speed(rows[1:], costs).startswith(f"{machine}nothing is faster")
+    assert "Without timings" in verdicts.speed(rows, None)
 
 
 def test_coverage_is_judged_per_unit_and_size():
