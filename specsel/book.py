@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specsel.log import LogError, read_log, require_complete
+from specsel.log import LogError, beside, read_log, require_complete
 from specsel.pages import build_pages, check_pages, print_pdf, replace_folder
 from specsel.records import project_folder
 from specsel.staging import (
@@ -119,12 +119,16 @@ def _from_root(path: Path, root: Path) -> str:
 
 
 def check_logs(root: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr) -> None:
-    """BookError that names the file when a log that a notebook reads is damaged, missing, or not complete."""
+    """BookError that names the file when a log that a notebook reads is damaged, missing, or not complete: its run, and
+    the runs beside it that its parameters name by their ending.
+    """
     readers: dict[str, str] = {}
     for path in notebooks:
-        defaults = notebook_parameters(path)
-        if "run" in defaults:
-            readers.setdefault(str(given.get("run", defaults["run"])), path.name)
+        values = {name: given.get(name, value) for name, value in notebook_parameters(path).items()}
+        endings = [value for value in values.values() if str(value).startswith("_")]
+        if run := values.get("run"):
+            others = [_from_root(other, root) for ending in endings for other in beside(root / run, ending)]
+            readers = dict.fromkeys([str(run), *others], path.name) | readers
     for run, notebook in readers.items():
         say(f"checking the log {run} ...")
         try:

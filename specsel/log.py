@@ -242,7 +242,12 @@ def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) ->
 def read_logs(run: str | Path, ending: str) -> list[PositionLog]:
     """The logs of the run folders beside a run whose names are its own and an ending (a glob pattern), by name; an
     empty list where there are none."""
-    return [read_log(path) for path in sorted(glob(escape(str(Path(run))) + ending))]
+    return [read_log(path) for path in beside(run, ending)]
+
+
+def beside(run: str | Path, ending: str) -> list[Path]:
+    """The run folders beside a run whose names are its own and an ending (a glob pattern), by name."""
+    return [Path(path) for path in sorted(glob(escape(str(Path(run))) + ending))]
 
 
 def validate(path: str | Path | Iterable[str | Path]) -> list[Fault]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specsel.log import LogError, PositionLog, readable
+from specsel.log import LogError, PositionLog, beside, read_log, readable
 from specsel.replay import fixed
 from specsel.statistics import bootstrap_many, ratio, request_sums
 from specsel.tuning import split_requests
 
 ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")
 CHECK_FILE = "engine_check.json"
+CHECKED = ("arm", "requests", "equal", "blocks", "differences", "first_difference", "largest_margin")
 
 
 def composition(log: PositionLog) -> pd.DataFrame:
@@ -209,16 +211,15 @@ def _short(digest: str | None) -> str:
 
 
 def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
-    """Live engine against replay, per arm: requests, equal (in every block), blocks, differences, largest margin of a
-    difference.
+    """Live engine against replay, per arm: requests, equal (in every block), blocks, differences, median output index
+    of the first difference of a request, largest margin of a difference.
 
     Empty when the run has no check. Raises LogError when the check belongs to another log. A margin is the distance
     between the two best logits of the target: a difference at a margin of rounding size is a tie.
     """
     path = Path(run) / CHECK_FILE
-    columns = ["arm", "requests", "equal", "blocks", "differences", "largest_margin"]
     if not path.is_file():
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=CHECKED)
     with readable(path, "run the engine check again (`specsel collect --check all`)"):
         found = json.loads(path.read_text("utf-8"))
         rows = [
@@ -226,10 +227,24 @@ def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
                 "arm": arm,
                 **{name: int(c[name]) for name in ("requests", "equal", "blocks")},
                 "differences": len(c["differences"]),
+                "first_difference": median_high(int(d["position"]) for d in c["differences"])
+                if c["differences"]
+                else None,
                 "largest_margin": max((float(d["margin"]) for d in c["differences"]), default=None),
             }
             for arm, c in found["arms"].items()
         ]
     if found.get("log_sha256") != log.sha256:
         raise LogError(f"{path}: field 'log_sha256' belongs to another log; run the engine check again on this run")
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=CHECKED).astype({"first_difference": "Int64"})
+
+
+def checks_beside(run: str | Path, ending: str) -> pd.DataFrame:
+    """`engine_check` of the runs beside a run (see `log.beside`) with the precision of each; empty without one."""
+    paths = beside(run, ending)
+    logs = [read_log(path) for path in paths]
+    checks = [
+        engine_check(path, log).assign(precision=log.manifest.get("dtype", "a precision that is not recorded"))
+        for path, log in zip(paths, logs, strict=True)
+    ]
+    return pd.concat(checks) if checks else pd.DataFrame(columns=[*CHECKED, "precision"])

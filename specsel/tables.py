@@ -20,8 +20,8 @@ Claims = Ledger | Iterable[Claim]
 INTERVAL = re.compile(r"\[[^\[\]]*, [^\[\]]*\]|(?<=\d) (?=[%µm]?s?\b|%|tokens)")  # never broken over two lines
 
 
-def publish_counts(table: pd.DataFrame, *, by: str, label: str, function: str) -> None:
-    """One claim `column:key` per number of a table of counts; a missing count says that it was not recorded."""
+def publish_counts(table: pd.DataFrame, *, by: str, label: str, function: str, missing: str = "not recorded") -> None:
+    """One claim `column:key` per number of a table of counts; a missing one says why it is."""
     for row in table.to_dict("records"):
         for column in (c for c in table.columns if c != by):
             value = None if pd.isna(row[column]) else row[column]
@@ -31,7 +31,7 @@ def publish_counts(table: pd.DataFrame, *, by: str, label: str, function: str) -
                 label=label,
                 unit="count",
                 function=function,
-                reason="a count" if value is not None else "not recorded",
+                reason="a count" if value is not None else missing,
             )
 
 

@@ -137,6 +137,21 @@ def engine(check: pd.DataFrame) -> str:
     )
 
 
+def low_precision(check: pd.DataFrame) -> str:
+    """One sentence per precision on the live engine against replay; the table of `overview.checks_beside`."""
+    words = []
+    for precision, rows in check.groupby("precision", sort=False):
+        requests, equal = int(rows["requests"].sum()), int(rows["equal"].sum())
+        text = f"in {precision}, {equal:,} of {requests:,} requests have the same blocks live and in replay"
+        worst = rows["largest_margin"].max()
+        words.append(
+            f"{text}; where the others part, the two best tokens of the target are at most {worst:.2g} apart"
+            if equal < requests
+            else text
+        )
+    return sentence(words) or "No run in a lower precision was checked beside this one."
+
+
 # ---- policies
 
 

@@ -145,6 +145,15 @@ def test_a_damaged_log_stops_the_book_before_anything_runs(tmp_path, damage):
     assert not (tmp_path / "work").exists()
 
 
+def test_a_damaged_run_beside_the_run_stops_the_book_as_well(tmp_path):
+    """Found by the ending that a notebook's parameter names; the run itself is whole."""
+    run, beside = simulated(tmp_path / "run"), simulated(tmp_path / "run_t07")
+    check_logs(ROOT, NOTEBOOKS, {"run": str(run)}, lambda line: None)
+    (beside / "blocks_code.jsonl.gz").unlink()
+    with pytest.raises(staging.BookError, match="run_t07/blocks_code.jsonl.gz(.|\n)*02_sweep.ipynb"):
+        check_logs(ROOT, NOTEBOOKS, {"run": str(run)}, lambda line: None)
+
+
 def test_a_log_of_block_starts_only_is_refused_with_a_reason():
     with pytest.raises(staging.BookError, match="block-anchored"):
         check_logs(ROOT, NOTEBOOKS[:1], {"run": str(CASES / "anchored_only.jsonl")}, lambda line: None)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel import overview
-from specsel.log import LogError, read_log
+from specsel import overview, verdicts
+from specsel.log import LogError, read_log, write_log
 from specsel.replay import fixed
 from specsel.simulation import Model, simulate_positions
 
@@ -87,14 +87,36 @@ def test_a_log_of_single_requests_is_judged_in_hindsight_and_says_so(log):
 def test_the_engine_check_must_belong_to_the_log(log, tmp_path):
     """A stale check would vouch for another log; a run without one gives an empty table."""
     assert not len(overview.engine_check(tmp_path, log))
-    counts = {"requests": 3, "equal": 2, "blocks": 30, "differences": [{"margin": 0.001}]}
+    counts = {"requests": 3, "equal": 2, "blocks": 30, "differences": [{"margin": 0.001, "position": 7}]}
     path = tmp_path / overview.CHECK_FILE
     path.write_text(json.dumps({"log_sha256": log.sha256, "arms": {"dflash": counts}}), encoding="utf-8")
     row = overview.engine_check(tmp_path, log).iloc[0]
     assert (row["requests"], row["equal"], row["differences"], row["largest_margin"]) == (3, 2, 1, 0.001)
+    assert row["first_difference"] == 7
     path.write_text(json.dumps({"log_sha256": "other", "arms": {}}), encoding="utf-8")
     with pytest.raises(LogError, match="another log"):
         overview.engine_check(tmp_path, log)
+
+
+def test_checks_of_runs_in_a_lower_precision_are_told_apart(log, tmp_path):
+    """Two requests of the run beside part at outputs 5 and 9, at margins of at most 0.2; another arm has no
+    difference."""
+    nothing = overview.checks_beside(tmp_path / "run", "_bf16*")
+    assert not len(nothing) and verdicts.low_precision(nothing).startswith("No run in a lower precision")
+    path = write_log(tmp_path / "run_bf16", log, {"dtype": "bfloat16"})
+    parted = [{"margin": 0.2, "position": 5}, {"margin": 0.1, "position": 9}]
+    arms = {
+        "dflash": {"requests": 4, "equal": 2, "blocks": 30, "differences": parted},
+        "eagle": {"requests": 4, "equal": 4, "blocks": 30, "differences": []},
+    }
+    check = {"log_sha256": read_log(path).sha256, "arms": arms}
+    (path / overview.CHECK_FILE).write_text(json.dumps(check), encoding="utf-8")
+    found = overview.checks_beside(tmp_path / "run", "_bf16*")
+    assert found["first_difference"].tolist() == [9, pd.NA] and found["largest_margin"].tolist()[0] == 0.2
+    assert verdicts.low_precision(found) == (
+        "In bfloat16, 6 of 8 requests have the same blocks live and in replay; where the others part, the two best "
+        "tokens of the target are at most 0.2 apart."
+    )
 
 
 def test_provenance_says_what_was_not_recorded(log):
