@@ -23,6 +23,7 @@ from specsel.tuning import split_requests
 ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")
 CHECK_FILE = "engine_check.json"
 CHECKED = ("arm", "requests", "equal", "blocks", "differences", "first_difference", "largest_margin")
+OUTPUTS = ("same_output", "output_parts", "output_margin")
 
 
 def composition(log: PositionLog) -> pd.DataFrame:
@@ -214,29 +215,32 @@ def engine_check(run: str | Path, log: PositionLog) -> pd.DataFrame:
     """Live engine against replay, per arm: requests, equal (in every block), blocks, differences, median output index
     of the first difference of a request, largest margin of a difference.
 
-    Empty when the run has no check. Raises LogError when the check belongs to another log. A margin is the distance
-    between the two best logits of the target: a difference at a margin of rounding size is a tie.
+    And against plain decoding: requests with the same output, median index at which the others part, largest margin
+    there; missing in older checks. Empty when the run has no check. Raises LogError when the check belongs to another
+    log. A margin is the distance between the two best logits of the target: a difference at a margin of rounding size
+    is a tie.
     """
     path = Path(run) / CHECK_FILE
     if not path.is_file():
-        return pd.DataFrame(columns=CHECKED)
+        return pd.DataFrame(columns=[*CHECKED, *OUTPUTS])
     with readable(path, "run the engine check again (`specsel collect --check all`)"):
         found = json.loads(path.read_text("utf-8"))
         rows = [
-            {
-                "arm": arm,
-                **{name: int(c[name]) for name in ("requests", "equal", "blocks")},
-                "differences": len(c["differences"]),
-                "first_difference": median_high(int(d["position"]) for d in c["differences"])
-                if c["differences"]
-                else None,
-                "largest_margin": max((float(d["margin"]) for d in c["differences"]), default=None),
-            }
+            (arm, *(int(c[name]) for name in ("requests", "equal", "blocks")), len(c["differences"]))
+            + _parted(c["differences"])
+            + (c.get("same_output"), *_parted(c.get("output_differences", [])))
             for arm, c in found["arms"].items()
         ]
     if found.get("log_sha256") != log.sha256:
         raise LogError(f"{path}: field 'log_sha256' belongs to another log; run the engine check again on this run")
-    return pd.DataFrame(rows, columns=CHECKED).astype({"first_difference": "Int64"})
+    table = pd.DataFrame(rows, columns=[*CHECKED, *OUTPUTS])
+    return table.astype(dict.fromkeys(("first_difference", "same_output", "output_parts"), "Int64"))
+
+
+def _parted(differences: Iterable[Mapping[str, Any]]) -> tuple[int | None, float | None]:
+    """Median position and largest margin; None without any."""
+    found = [(int(d["position"]), float(d["margin"])) for d in differences]
+    return (median_high(p for p, _ in found), max(m for _, m in found)) if found else (None, None)
 
 
 def checks_beside(run: str | Path, ending: str) -> pd.DataFrame:
@@ -247,4 +251,4 @@ def checks_beside(run: str | Path, ending: str) -> pd.DataFrame:
         engine_check(path, log).assign(precision=log.manifest.get("dtype", "a precision that is not recorded"))
         for path, log in zip(paths, logs, strict=True)
     ]
-    return pd.concat(checks) if checks else pd.DataFrame(columns=[*CHECKED, "precision"])
+    return pd.concat(checks) if checks else pd.DataFrame(columns=[*CHECKED, *OUTPUTS, "precision"])

@@ -138,18 +138,23 @@ def engine(check: pd.DataFrame) -> str:
 
 
 def low_precision(check: pd.DataFrame) -> str:
-    """One sentence per precision on the live engine against replay; the table of `overview.checks_beside`."""
+    """Two sentences on the live engine in a lower precision: against replay, and against plain decoding. The table of
+    `overview.checks_beside`."""
     words = []
     for precision, rows in check.groupby("precision", sort=False):
         requests, equal = int(rows["requests"].sum()), int(rows["equal"].sum())
-        text = f"in {precision}, {equal:,} of {requests:,} requests have the same blocks live and in replay"
-        worst = rows["largest_margin"].max()
-        words.append(
-            f"{text}; where the others part, the two best tokens of the target are at most {worst:.2g} apart"
-            if equal < requests
-            else text
-        )
-    return sentence(words) or "No run in a lower precision was checked beside this one."
+        words.append(f"In {precision}, {equal:,} of {requests:,} requests have the same blocks live and in replay.")
+        if rows["same_output"].notna().all():
+            same, margin = int(rows["same_output"].sum()), rows["output_margin"].max()
+            apart = f", where the target's two best tokens are at most {margin:.2g} apart"
+            others = f"; the others leave it at output token {_middle(rows['output_parts'])}{apart}"
+            words.append(f"{same:,} have the output of plain decoding{others if same < requests else ''}.")
+    return " ".join(words) or "No run in a lower precision was checked beside this one."
+
+
+def _middle(values: pd.Series) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high}, in the median per arm"
 
 
 # ---- policies

@@ -104,19 +104,20 @@ def test_checks_of_runs_in_a_lower_precision_are_told_apart(log, tmp_path):
     nothing = overview.checks_beside(tmp_path / "run", "_bf16*")
     assert not len(nothing) and verdicts.low_precision(nothing).startswith("No run in a lower precision")
     path = write_log(tmp_path / "run_bf16", log, {"dtype": "bfloat16"})
-    parted = [{"margin": 0.2, "position": 5}, {"margin": 0.1, "position": 9}]
-    arms = {
-        "dflash": {"requests": 4, "equal": 2, "blocks": 30, "differences": parted},
-        "eagle": {"requests": 4, "equal": 4, "blocks": 30, "differences": []},
-    }
+    parted = [{"margin": 4.0, "position": 5}, {"margin": 0.1, "position": 9}]
+    counts = {"requests": 4, "equal": 4, "blocks": 30, "differences": [], "same_output": 4, "output_differences": []}
+    outputs = [{"margin": 0.125, "position": 20}, {"margin": 0.0, "position": 30}, {"margin": 0.0, "position": 40}]
+    other = {"equal": 2, "differences": parted, "same_output": 1, "output_differences": outputs}
+    arms = {"dflash": counts | other, "eagle": counts}
     check = {"log_sha256": read_log(path).sha256, "arms": arms}
     (path / overview.CHECK_FILE).write_text(json.dumps(check), encoding="utf-8")
     found = overview.checks_beside(tmp_path / "run", "_bf16*")
-    assert found["first_difference"].tolist() == [9, pd.NA] and found["largest_margin"].tolist()[0] == 0.2
+    assert found["first_difference"].tolist() == [9, pd.NA] and found["largest_margin"].tolist()[0] == 4.0
     assert verdicts.low_precision(found) == (
-        "In bfloat16, 6 of 8 requests have the same blocks live and in replay; where the others part, the two best "
-        "tokens of the target are at most 0.2 apart."
+        "In bfloat16, 6 of 8 requests have the same blocks live and in replay. 5 have the output of plain decoding; "
+        "the others leave it at output token 30, where the target's two best tokens are at most 0.12 apart."
     )
+    assert verdicts.low_precision(found.assign(same_output=pd.NA)).endswith("live and in replay.")
 
 
 def test_provenance_says_what_was_not_recorded(log):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from specsel import log as logs
-from specsel.engine.decode import Decoder, Trace, always
+from specsel.engine.decode import Decoder, Trace, always, plain
 from specsel.engine.generate import choice_rule
 from specsel.engine.harness import cpu_name
 from specsel.engine.prompts import encode, load_prompts
@@ -80,6 +82,14 @@ def margin_at(trace: Trace, where: int, draft_len: int) -> float:
     return min(trace.margins[where + 1 : where + draft_len + 2], default=float("inf"))
 
 
+def parting(trace: Trace, truth: Trace) -> tuple[int, float] | None:
+    """Output index at which an answer leaves that of plain decoding, and how far the two best tokens of the target are
+    apart there; None when the two are the same."""
+    pairs = itertools.zip_longest(trace.output, truth.output)
+    where = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    return None if where is None else (where, truth.margins[min(where, len(truth.margins) - 1)])
+
+
 def _needed(pool: dict, arm: str) -> dict:
     """The drafters that an arm drafts with; the others need not be kept in step."""
     parts = (arm, "ngram", pool[arm].config.fallback) if arm == "cascade" else (arm,)
@@ -110,10 +120,12 @@ def check_engine(
     prompts: Path | None = None,
 ) -> dict:
     """Decodes the first ``per_workload`` logged requests of each workload (None = all) with each fixed arm (default:
-    every arm) and compares every block; with the noise streams of the log when it was sampled.
+    every arm) and compares every block with the log, and the answer with that of plain decoding; with the noise streams
+    of the log when it was sampled.
 
-    Adds the result to ``engine_check.json`` of the run: per arm the requests, how many are equal in every block, and
-    each difference with the margin of its own block. A difference with a margin far above rounding would be a bug.
+    Adds the result to ``engine_check.json`` of the run: per arm the requests, how many are equal in every block and
+    each difference with the margin of its own block; how many have the output of plain decoding, and where the others
+    leave it with the margin of that token. In float32 a difference with a margin far above rounding would be a bug.
     Results for another log (other hash) are dropped.
     """
     log, target = logs.read_log(run), features.target
@@ -129,27 +141,28 @@ def check_engine(
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
     }
-    chosen = logged_requests(log, target, per_workload, prompts)
+    chosen, limit = dict(logged_requests(log, target, per_workload, prompts)), log.manifest["max_new_tokens"]
+    alone = decoder_of(log, features, {})
+    truth = functools.cache(lambda r: alone.run(chosen[r], plain, max_new=limit, index=r))
     for name in arms or log.arms:
         decoder = decoder_of(log, features, _needed(pool, name))
-        counts = {"requests": 0, "equal": 0, "blocks": 0, "tokens": 0, "differences": []}
-        for r, ids in tqdm(chosen, desc=name, unit="request", disable=None):
-            trace = decoder.run(ids, always(name), max_new=log.manifest["max_new_tokens"], index=r)
-            where = first_difference(log, r, log.arms.index(name), trace)
+        counts = dict.fromkeys(("requests", "equal", "same_output", "blocks", "tokens"), 0)
+        counts |= {"differences": [], "output_differences": []}
+        for r, ids in tqdm(chosen.items(), desc=name, unit="request", disable=None):
+            trace = decoder.run(ids, always(name), max_new=limit, index=r)
+            where, left = first_difference(log, r, log.arms.index(name), trace), parting(trace, truth(r))
             counts["requests"] += 1
             counts["equal"] += where is None
+            counts["same_output"] += left is None
             counts["blocks"] += len(trace.blocks)
             counts["tokens"] += len(trace.output)
+            told = {"workload": log.workloads[log.workload[r]], "request": log.requests[r]}
             if where is not None:
-                margin = margin_at(trace, where, log.draft_len)
                 counts["differences"].append(
-                    {
-                        "workload": log.workloads[log.workload[r]],
-                        "request": log.requests[r],
-                        "position": where,
-                        "margin": margin,
-                    }
+                    told | {"position": where, "margin": margin_at(trace, where, log.draft_len)}
                 )
+            if left is not None:
+                counts["output_differences"].append(told | dict(zip(("position", "margin"), left, strict=True)))
         result["arms"][name] = counts
         logs.write_bytes_atomically(path, json.dumps(result, indent=1).encode() + b"\n")
     return result

@@ -323,6 +323,7 @@ def test_the_engine_check_finds_a_planted_difference(target, features, pool, con
     run = collect(target, pool, tmp_path / "run", config)
     found = check_engine(features, pool, run, arms=tuple(pool), prompts=config.prompts)
     assert all(c["requests"] == c["equal"] == 10 and c["blocks"] > 10 for c in found["arms"].values())
+    assert all(c["same_output"] == 10 and c["output_differences"] == [] for c in found["arms"].values())
     log = logs.read_log(run)
     changed = log.accepted.copy()
     changed[log.starts[3], 0] += 1
@@ -375,6 +376,18 @@ def test_a_sampled_run_is_raced_with_its_own_noise(target, features, pool, confi
     tokens = dict(zip(log.requests, (np.diff(log.starts) + 1).tolist(), strict=True))
     assert len(records) == 6 * len(tokens) and all(r["tokens"] == tokens[r["request"]] for r in records)
     assert all(r["same_output"] for r in records)
+
+
+def test_an_answer_is_compared_with_plain_decoding_to_its_last_token():
+    """The first other token, with the margin of plain decoding there; one that ends early, and one that goes on."""
+    from specsel.engine.decode import Trace
+    from specsel.engine.equality import parting
+
+    truth = Trace([5, 6, 7], "eos", margins=[0.5, 0.25, 2.0])
+    assert parting(Trace([5, 6, 7], "eos"), truth) is None
+    assert parting(Trace([5, 9, 7], "eos"), truth) == (1, 0.25)
+    assert parting(Trace([5, 6], "eos"), truth) == (2, 2.0)
+    assert parting(Trace([5, 6, 7, 8], "length"), truth) == (3, 2.0)
 
 
 def test_a_tie_elsewhere_does_not_explain_a_difference():
