@@ -148,7 +148,9 @@ def low_precision(check: pd.DataFrame) -> str:
             same, margin = int(rows["same_output"].sum()), rows["output_margin"].max()
             apart = f", where the target's two best tokens are at most {margin:.2g} apart"
             others = f"; the others leave it at output token {_middle(rows['output_parts'])}{apart}"
-            words.append(f"{same:,} have the output of plain decoding{others if same < requests else ''}.")
+            words.append(
+                f"The answer is that of plain decoding in {same:,} of them{others if same < requests else ''}."
+            )
     return " ".join(words) or "No run in a lower precision was checked beside this one."
 
 

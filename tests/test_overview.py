@@ -114,8 +114,8 @@ def test_checks_of_runs_in_a_lower_precision_are_told_apart(log, tmp_path):
     found = overview.checks_beside(tmp_path / "run", "_bf16*")
     assert found["first_difference"].tolist() == [9, pd.NA] and found["largest_margin"].tolist()[0] == 4.0
     assert verdicts.low_precision(found) == (
-        "In bfloat16, 6 of 8 requests have the same blocks live and in replay. 5 have the output of plain decoding; "
-        "the others leave it at output token 30, where the target's two best tokens are at most 0.12 apart."
+        "In bfloat16, 6 of 8 requests have the same blocks live and in replay. The answer is that of plain decoding in "
+        "5 of them; the others leave it at output token 30, where the target's two best tokens are at most 0.12 apart."
     )
     assert verdicts.low_precision(found.assign(same_output=pd.NA)).endswith("live and in replay.")
 
