@@ -56,9 +56,10 @@ def block_by_block(features, pool, prompt: list[int], max_new: int) -> list[dict
 def main(per_workload: int = 8, few: int = 4, max_new: int = 96) -> None:
     if importlib.util.find_spec("torch") is None:
         return print("skipped: the engine is not installed here (make env-all)")
-    from specsel import engine, log
+    from specsel import engine
     from specsel.engine.harness import Collector
     from specsel.engine.prompts import encode
+    from specsel.logs import log
 
     target, pool = engine.load_pool(engine.load_target(), engine.PoolConfig())
     config = engine.CollectConfig(requests=per_workload, max_new=max_new, draft_len=DRAFT_LEN)

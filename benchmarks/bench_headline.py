@@ -12,11 +12,11 @@ import time
 
 import numpy as np
 
-from specsel.headline import headline
-from specsel.log import read_log
-from specsel.redraft import dominant_blocks, oracle_gap, redraft_sums
-from specsel.simulation import Model, simulate_positions
-from specsel.statistics import bootstrap_requests
+from specsel.logs.log import read_log
+from specsel.selection.redraft import dominant_blocks, oracle_gap, redraft_sums
+from specsel.stats import bootstrap_requests
+from specsel.study.headline import headline
+from specsel.study.simulation import Model, simulate_positions
 
 
 def simulated(requests):

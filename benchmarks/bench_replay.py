@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from specsel.policies import UCB1, FollowTheLeader
-from specsel.replay import fixed, oracle_dp, replay
-from specsel.simulation import Model, simulate_positions
-from specsel.tuning import compare, split_requests
+from specsel.policies.plain import UCB1, FollowTheLeader
+from specsel.replay.replay import fixed, oracle_dp, replay
+from specsel.study.policies import compare, split_requests
+from specsel.study.simulation import Model, simulate_positions
 
 PASSAGES = ((0.0, 0.0, 0.0, 0.0), (0.5, -0.5, 2.5, 0.3))
 REQUESTS, POSITIONS = 1_138, 190_000  # of a campaign

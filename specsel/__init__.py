@@ -8,11 +8,20 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
-    "records": ("located",),
-    "log": ("read_log", "read_logs", "write_log", "block_view", "PositionLog", "BlockLog", "LogError", "SpecselError"),
-    "statistics": ("Estimate", "bootstrap_requests", "ratio"),
-    "claims": ("Claim", "Label", "open_ledger", "publish", "publish_all"),
-    "book": ("build_book",),
+    "logs.records": ("located", "SpecselError"),
+    "logs.log": (
+        "read_log",
+        "read_logs",
+        "write_log",
+        "block_view",
+        "PositionLog",
+        "BlockLog",
+        "LogError",
+        "SpecselError",
+    ),
+    "stats": ("Estimate", "bootstrap_requests", "ratio"),
+    "paper.claims": ("Claim", "Label", "open_ledger", "publish", "publish_all"),
+    "paper.build": ("build_book",),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *_NAMES]  # noqa: PLE0604

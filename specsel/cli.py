@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from specsel.engine_cli import add_engine_commands
-from specsel.log import LogWarning, SpecselError
+from specsel.cli_engine import add_engine_commands
+from specsel.logs.log import LogWarning, SpecselError
 
 OPTIONS = {
     "no_args_is_help": True,
@@ -124,7 +124,7 @@ def log_validate(path: Paths, as_json: Json = False) -> None:
 
     Example: specsel log validate data/runs/campaign
     """
-    from specsel.log import validate
+    from specsel.logs.log import validate
 
     missing = [p for p in path if not p.exists()]
     if missing:
@@ -142,7 +142,7 @@ def log_summary(run: Run, as_json: Json = False) -> None:
 
     Example: specsel log summary data/runs/campaign
     """
-    from specsel.log import read_log, summary
+    from specsel.logs.log import read_log, summary
 
     found = summary(read_log(run))
     rows = [["workload", "arm", "requests", "positions", "mean accepted", "block efficiency"]]
@@ -167,7 +167,7 @@ def log_convert(source: Paths, out: Output) -> None:
 
     Example: specsel log convert data/runs/campaign -o campaign.jsonl
     """
-    from specsel.log import convert
+    from specsel.logs.log import convert
 
     print(convert(source[0] if len(source) == 1 else source, out))
 
@@ -180,7 +180,7 @@ def log_import(
 
     Example: specsel log import simulator/data -o runs/specdecode_bench
     """
-    from specsel.importers import import_specdecode_bench
+    from specsel.logs.importers import import_specdecode_bench
 
     print(import_specdecode_bench(source, out))
 
@@ -202,9 +202,9 @@ def replay_command(
 
     Example: specsel replay data/runs/campaign --policy hedgespec --feedback delayed
     """
-    from specsel.catalogue import policy_by_name
-    from specsel.log import read_log
-    from specsel.replay import replay
+    from specsel.logs.log import read_log
+    from specsel.policies.catalogue import policy_by_name
+    from specsel.replay.replay import replay
 
     if (policy is None) == (selector is None):
         raise SpecselError("give either --policy NAME or --selector FILE")
@@ -241,9 +241,9 @@ def replay_command(
 
 
 def _replay_selector(log: Any, path: Path) -> Any:
-    from specsel.log import STATS
-    from specsel.logistic import Selector
-    from specsel.routing import redraft_plan, run_plan
+    from specsel.logs.log import STATS
+    from specsel.selection.logistic import Selector
+    from specsel.selection.routing import redraft_plan, run_plan
 
     loaded = Selector.load(path, arms=log.arms, draft_len=log.draft_len, features=STATS)
     plan = redraft_plan(log, log.arms.index(loaded.dominant), loaded.redraft(log.stats))
@@ -256,9 +256,9 @@ def selector_fit(run: Run, out: Output, dominant: Dominant = None, as_json: Json
 
     Example: specsel selector fit data/runs/campaign -o selector.json
     """
-    from specsel.log import block_view, read_log
-    from specsel.logistic import fit_selector
-    from specsel.redraft import dominant_blocks
+    from specsel.logs.log import block_view, read_log
+    from specsel.selection.logistic import fit_selector
+    from specsel.selection.redraft import dominant_blocks
 
     log = read_log(run)
     blocks = dominant_blocks(log) if dominant is None else block_view(log, _arm(log, dominant))
@@ -302,10 +302,10 @@ def headline_command(
     """
     import numpy as np
 
-    from specsel.breakeven import load_costs
-    from specsel.claims import render
-    from specsel.headline import headline, to_json
-    from specsel.log import read_log
+    from specsel.costs import load_costs
+    from specsel.logs.log import read_log
+    from specsel.paper.claims import render
+    from specsel.study.headline import headline, to_json
 
     log = read_log(run)
     if without_loops:
@@ -338,7 +338,7 @@ def breakeven_command(
 
     Example: specsel breakeven --gap 0.133 --capture 0.61 --rate 0.43 --rho 0.02 0.1 0.2
     """
-    from specsel.breakeven import best_of_n, break_even_rho, max_alpha, relative_speed
+    from specsel.costs import best_of_n, break_even_rho, max_alpha, relative_speed
 
     rows = [
         {"rho": r, "best_of_n": best_of_n(gap, r, alpha), "selector": relative_speed(gap, capture, rate, r, alpha)}
@@ -373,7 +373,7 @@ def book_command(
 
     Example: specsel book --run data/runs/campaign
     """
-    from specsel.book import BuildFailed, build_book
+    from specsel.paper.build import BuildFailed, build_book
 
     try:
         print(build_book(run, parameters=_parameters(param or [], parameters), output=out, pdf=pdf))

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from test_notebooks import NOTEBOOKS, ROOT, TINY, simulated
 
-from specsel import staging
-from specsel.book import build_book
-from specsel.claims import read_claims
-from specsel.headline import headline
-from specsel.log import read_log
-from specsel.pages import BROWSER_OPTIONS, find_browser
-from specsel.release import headline_table, readme_parts
-from specsel.verdicts import compare, reported
+from specsel.logs.log import read_log
+from specsel.paper import staging
+from specsel.paper.build import build_book
+from specsel.paper.claims import read_claims
+from specsel.paper.pages import BROWSER_OPTIONS, find_browser
+from specsel.paper.release import headline_table, readme_parts
+from specsel.paper.words import compare, reported
+from specsel.study.headline import headline
 
 PAGES = sorted((ROOT / "book").glob("*.md"))
 RUN = ROOT / "data/runs/campaign"
@@ -364,7 +364,7 @@ def test_the_page_computes_the_speed_that_the_package_computes(chromium, site, b
     """The formula is typed twice, in Python and in the chart; at several prices the chart's best-of-N equals the
     package's.
     """
-    from specsel.breakeven import best_of_n
+    from specsel.costs import best_of_n
 
     gap = json.loads((book / "claims.json").read_text("utf-8"))["06_breakeven.oracle_gap"]["value"]
     page = chromium.new_page()

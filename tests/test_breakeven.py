@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsel import breakeven as be
+from specsel import costs as be
 
 CASES = Path(__file__).parent / "cases"
 fraction, cost = st.floats(0, 1), st.floats(0, 10)

@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 from test_replay import log_of, scalar_leader
 
-from specsel.catalogue import ALIASES, GRIDS, PERSISTENT, PLANS, describe, learner_names, lookup_arm, policy_by_name
-from specsel.decisions import Policy
-from specsel.importers import read_specdecode_bench
-from specsel.log import LogWarning, SpecselError
-from specsel.policies import FollowTheLeader
-from specsel.replay import Plan, replay, replay_seeds
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.importers import read_specdecode_bench
+from specsel.logs.log import LogWarning, SpecselError
+from specsel.policies.catalogue import (
+    ALIASES,
+    GRIDS,
+    PERSISTENT,
+    PLANS,
+    describe,
+    learner_names,
+    lookup_arm,
+    policy_by_name,
+)
+from specsel.policies.plain import FollowTheLeader
+from specsel.replay.policy import Policy
+from specsel.replay.replay import Plan, replay, replay_seeds
+from specsel.study.simulation import Model, simulate_positions
 
 EXTERNAL = Path(os.environ.get("SPECSEL_SPECDECODE_BENCH", "no folder was named"))
 needs_external = pytest.mark.skipif(not EXTERNAL.is_dir(), reason="SPECSEL_SPECDECODE_BENCH names no folder")

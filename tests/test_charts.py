@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel import charts as ch
-from specsel.breakeven import relative_speed
+from specsel.costs import relative_speed
+from specsel.paper import charts as ch
 
 ARMS, WORKLOADS = ("x", "y", "z"), ("a", "b")
 

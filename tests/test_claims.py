@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specsel.claims import (
+from specsel.paper.claims import (
     Claim,
     ClaimError,
     Label,
@@ -142,6 +142,6 @@ def test_a_sentence_is_cited_as_it_stands():
 
 
 def test_no_ledger_no_claim(tmp_path, monkeypatch):
-    monkeypatch.setattr("specsel.claims._ledgers", [])
+    monkeypatch.setattr("specsel.paper.claims._ledgers", [])
     with pytest.raises(ClaimError, match="open_ledger"):
         publish("x", 1.0, label="SIM")

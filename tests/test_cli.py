@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel.log import write_log
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import write_log
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 GOLDEN = str(CASES / "golden_small.jsonl")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_policies import EMITTED, feedback, view
 
-from specsel.contextual import (
+from specsel.policies.contextual import (
     EXP4,
     Gate,
     HedgeOverExperts,
@@ -17,8 +17,8 @@ from specsel.contextual import (
     fit_classifier_router,
     fit_linear_router,
 )
-from specsel.decisions import Feedback, View
-from specsel.policies import Fixed, FollowTheLeader, GaussianThompson, Hedge
+from specsel.policies.plain import Fixed, FollowTheLeader, GaussianThompson, Hedge
+from specsel.replay.policy import Feedback, View
 
 S = (0, 1, 0, 1, 0.5)
 

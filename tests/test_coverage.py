@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel import coverage
-from specsel.claims import make_claim
-from specsel.log import SpecselError, block_view
-from specsel.simulation import simulate_positions
-from specsel.statistics import Estimate, bootstrap_requests, pooled_ratio, request_sums
+from specsel.logs.log import SpecselError, block_view
+from specsel.paper.claims import make_claim
+from specsel.stats import Estimate, bootstrap_requests, pooled_ratio, request_sums
+from specsel.study import coverage
+from specsel.study.simulation import simulate_positions
 
 ROOT = Path(__file__).parent.parent
 SMALL = replace(coverage.CORRELATED, requests_per_workload=10)
@@ -84,7 +84,7 @@ def test_a_changed_study_is_refused_and_an_equal_one_has_equal_bytes(tmp_path):
     paths[1].write_text(paths[1].read_text("utf-8").replace('"corpora": 4', '"corpora": 5'), encoding="utf-8")
     with pytest.raises(SpecselError, match="hash"):
         coverage.read_study(paths[1])
-    with pytest.raises(SpecselError, match="specsel.coverage"):
+    with pytest.raises(SpecselError, match="specsel.study.coverage"):
         coverage.read_study(tmp_path / "none.json")
 
 

@@ -5,9 +5,9 @@ import pytest
 from test_replay import log_of
 from test_tuning import simulated
 
-from specsel.curves import PARTS, curves, over_log, running_ratio, within_request
-from specsel.policies import UCB1, FollowTheLeader
-from specsel.replay import fixed, oracle_fixed, replay
+from specsel.policies.plain import UCB1, FollowTheLeader
+from specsel.replay.replay import fixed, oracle_fixed, replay
+from specsel.study.curves import PARTS, curves, over_log, running_ratio, within_request
 
 
 def test_regret_within_a_request_by_hand():

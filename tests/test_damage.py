@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsel import drafters
-from specsel.breakeven import load_costs
-from specsel.log import STATS, SpecselError
-from specsel.logistic import Selector, fit_selector
-from specsel.overview import engine_check
-from specsel.redraft import dominant_blocks
-from specsel.simulation import Model, simulate_positions
+from specsel.costs import load_costs
+from specsel.logs.log import STATS, SpecselError
+from specsel.selection.logistic import Selector, fit_selector
+from specsel.selection.redraft import dominant_blocks
+from specsel.study import drafters
+from specsel.study.overview import engine_check
+from specsel.study.simulation import Model, simulate_positions
 
 LOG = simulate_positions(Model(requests_per_workload=4, output_len=(20, 30)), rng=np.random.default_rng(3))
 ANSWERS = {"emitted": [60, 40], "blocks": [30, 20]}

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from specsel import diagnostics as dg
-from specsel.log import STATS, block_view, read_log
-from specsel.redraft import dominant_blocks, gains
-from specsel.selector import fit_selector, leave_one_workload_out
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import STATS, block_view, read_log
+from specsel.selection.redraft import dominant_blocks, gains
+from specsel.selection.selector import fit_selector, leave_one_workload_out
+from specsel.study import diagnostics as dg
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 MODEL = Model(requests_per_workload=15, output_len=(40, 80), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)

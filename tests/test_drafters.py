@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel import drafters
-from specsel.log import LogError, drafter_sha256
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import LogError, drafter_sha256
+from specsel.study import drafters
+from specsel.study.simulation import Model, simulate_positions
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel.breakeven import break_even_rho, read_costs, relative_speed
-from specsel.headline import headline, to_json
-from specsel.log import block_view, read_log
-from specsel.redraft import dominant_blocks
-from specsel.replay import fixed, headroom, oracle_block, oracle_dp, oracle_fixed, oracle_request, oracle_workload
-from specsel.routing import redraft_plan, run_plan
-from specsel.selector import frontier, leave_one_workload_out
-from specsel.simulation import Model, simulate_positions
+from specsel.costs import break_even_rho, read_costs, relative_speed
+from specsel.logs.log import block_view, read_log
+from specsel.replay.replay import (
+    fixed,
+    headroom,
+    oracle_block,
+    oracle_dp,
+    oracle_fixed,
+    oracle_request,
+    oracle_workload,
+)
+from specsel.selection.redraft import dominant_blocks
+from specsel.selection.routing import redraft_plan, run_plan
+from specsel.selection.selector import frontier, leave_one_workload_out
+from specsel.study.headline import headline, to_json
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 CONTRACT = (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsel.log import (
+from specsel.logs.log import (
     LogError,
     LogWarning,
     block_view,
@@ -24,7 +24,7 @@ from specsel.log import (
     validate,
     write_log,
 )
-from specsel.records import encode_row, gzip_bytes
+from specsel.logs.records import encode_row, gzip_bytes
 
 CASES = Path(__file__).parent / "cases"
 GOLDEN = CASES / "golden_small.jsonl"
@@ -175,7 +175,7 @@ def test_not_asked_is_not_the_same_as_no_draft(tmp_path):
 
 
 def _rows(log):
-    from specsel.log import log_rows
+    from specsel.logs.log import log_rows
 
     return list(log_rows(log, log.workloads.index("code")))
 
@@ -368,7 +368,7 @@ def test_one_changed_byte_or_a_deleted_file_is_named(run, name):
 
 def rewrite(run, records, name="blocks_code.jsonl.gz", **manifest):
     """Replace a log file and bring the manifest's hashes up to date."""
-    from specsel.log import file_entry
+    from specsel.logs.log import file_entry
 
     (run / name).write_bytes(gzip_bytes(lines(records)))
     old = json.loads((run / "manifest.json").read_text())

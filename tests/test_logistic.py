@@ -9,10 +9,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from specsel import logistic as lg
-from specsel.log import STATS, SpecselError
-from specsel.redraft import dominant_blocks, gains
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import STATS, SpecselError
+from specsel.selection import logistic as lg
+from specsel.selection.redraft import dominant_blocks, gains
+from specsel.study.simulation import Model, simulate_positions
 
 MODEL = Model(requests_per_workload=15, output_len=(40, 80), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)
 

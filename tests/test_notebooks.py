@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import specsel
-from specsel import staging
-from specsel.book import build_book, check_logs, kernel_environment, list_notebooks, only_build, run_notebook
-from specsel.log import write_log
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import write_log
+from specsel.paper import staging
+from specsel.paper.build import build_book, check_logs, kernel_environment, list_notebooks, only_build, run_notebook
+from specsel.study.simulation import Model, simulate_positions
 
 ROOT = Path(__file__).parent.parent
 CASES = Path(__file__).parent / "cases"
@@ -281,7 +281,9 @@ def test_running_again_gives_the_same_bytes(tiny, tmp_path):
     "kernel", [{}, {"kernelspec": {"name": "no-such-kernel", "display_name": "?", "language": "python"}}]
 )
 def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_path, kernel):
-    path = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", "import specsel.log; specsel.log.SCHEMA", **kernel)
+    path = notebook(
+        tmp_path, "run: str = 'x'\nseed: int = 7", "import specsel.logs.log; specsel.logs.log.SCHEMA", **kernel
+    )
     with kernel_environment(tmp_path):
         run_notebook(path, tmp_path / "out.ipynb", {}, ROOT)
     assert "1" in json.dumps(staging.read_notebook(tmp_path / "out.ipynb")["cells"][-1]["outputs"])

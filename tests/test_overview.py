@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel import overview, verdicts
-from specsel.log import LogError, read_log, write_log
-from specsel.replay import fixed
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import LogError, read_log, write_log
+from specsel.paper import words as verdicts
+from specsel.replay.replay import fixed
+from specsel.study import overview
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 

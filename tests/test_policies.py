@@ -8,9 +8,9 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 import numpy as np
 import pytest
 
-from specsel import contextual, policies
-from specsel.decisions import Feedback, Policy, View, inverse_cdf, softmax
-from specsel.policies import (
+from specsel.policies import contextual
+from specsel.policies import plain as policies
+from specsel.policies.plain import (
     EXP3,
     UCB1,
     BetaThompson,
@@ -28,6 +28,7 @@ from specsel.policies import (
     UCBSpecPaper,
     UCBSpecReleased,
 )
+from specsel.replay.policy import Feedback, Policy, View, inverse_cdf, softmax
 
 EMITTED = np.array([[3, 1, 2], [2, 4, 1], [5, 1, 1], [1, 3, 2], [4, 2, 5]])
 

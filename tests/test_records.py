@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsel.columns import _columns
-from specsel.records import (
+from specsel.logs.columns import _columns
+from specsel.logs.records import (
     STATS,
     LogError,
     encode_row,

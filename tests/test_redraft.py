@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsel import redraft as rd
-from specsel.log import block_view, read_log
-from specsel.simulation import Model, simulate_positions
-from specsel.statistics import bootstrap_many
+from specsel.logs.log import block_view, read_log
+from specsel.selection import redraft as rd
+from specsel.stats import bootstrap_many
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsel.contextual import EXP4, Gate, LinTS, PerContext, Router
-from specsel.log import LogError, PositionLog, SpecselError, read_log
-from specsel.policies import (
+from specsel.logs.log import LogError, PositionLog, SpecselError, read_log
+from specsel.policies.contextual import EXP4, Gate, LinTS, PerContext, Router
+from specsel.policies.plain import (
     EXP3,
     UCB1,
     BetaThompson,
@@ -30,7 +30,7 @@ from specsel.policies import (
     UCBSpecPaper,
     UCBSpecReleased,
 )
-from specsel.replay import (
+from specsel.replay.replay import (
     best_arms,
     fixed,
     headroom,
@@ -45,7 +45,7 @@ from specsel.replay import (
     replay_seeds,
     sanity_check,
 )
-from specsel.streams import Draws
+from specsel.replay.streams import Draws
 
 CASES = Path(__file__).parent / "cases"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel import routing as rt
-from specsel.breakeven import read_costs
-from specsel.log import LogError, SpecselError, block_view, read_log
-from specsel.replay import fixed, oracle_dp
-from specsel.simulation import Model, simulate_positions
+from specsel.costs import read_costs
+from specsel.logs.log import LogError, SpecselError, block_view, read_log
+from specsel.replay.replay import fixed, oracle_dp
+from specsel.selection import routing as rt
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 MODEL = Model(requests_per_workload=6, output_len=(40, 60), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)

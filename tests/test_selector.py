@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel import selector as sl
-from specsel.log import block_view, read_log
-from specsel.redraft import dominant_blocks, gains, redraft_sums
-from specsel.simulation import Model, simulate_positions
+from specsel.logs.log import block_view, read_log
+from specsel.selection import selector as sl
+from specsel.selection.redraft import dominant_blocks, gains, redraft_sums
+from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
 MODEL = Model(requests_per_workload=24, output_len=(40, 80), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)

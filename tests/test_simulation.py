@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsel.log import LogError, block_view, read_log, summary, validate, write_log
-from specsel.simulation import (
+from specsel.logs.log import LogError, block_view, read_log, summary, validate, write_log
+from specsel.study.simulation import (
     Model,
     acceptance_distribution,
     expected_over_blocks,

@@ -7,9 +7,9 @@ import pytest
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 
-from specsel import sphinxext
-from specsel.claims import dump_claims, make_claim
-from specsel.statistics import Estimate
+from specsel.paper import sphinxext
+from specsel.paper.claims import dump_claims, make_claim
+from specsel.stats import Estimate
 
 GAP = make_claim(
     "gap",
@@ -38,7 +38,7 @@ def build(folder, text):
     warnings = []
     with docutils_namespace():
         settings = {
-            "extensions": ["myst_parser", "specsel.sphinxext"],
+            "extensions": ["myst_parser", "specsel.paper.sphinxext"],
             "html_theme": "basic",
             "specsel_values_dir": "../values",
         }

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specsel import statistics
-from specsel.log import block_view, read_log
-from specsel.statistics import (
+from specsel import stats as statistics
+from specsel.logs.log import block_view, read_log
+from specsel.stats import (
     bootstrap_many,
     bootstrap_requests,
     bootstrap_rows,

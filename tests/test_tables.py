@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from specsel import tables
-from specsel.claims import ClaimError, make_claim, open_ledger
-from specsel.statistics import Estimate
+from specsel.paper import tables
+from specsel.paper.claims import ClaimError, make_claim, open_ledger
+from specsel.stats import Estimate
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_count_that_was_not_recorded_says_so(ledger):
 
 
 def test_nothing_is_published_without_a_ledger(monkeypatch):
-    monkeypatch.setattr("specsel.claims._ledgers", [])
+    monkeypatch.setattr("specsel.paper.claims._ledgers", [])
     with pytest.raises(ClaimError, match="open_ledger"):
         tables.publish_words("SIM", verdict="yes")
 

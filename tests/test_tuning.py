@@ -7,12 +7,11 @@ import pandas as pd
 import pytest
 from test_replay import log_of
 
-from specsel.catalogue import GRIDS
-from specsel.policies import UCB1, Random
-from specsel.replay import oracle_dp, oracle_fixed, replay
-from specsel.simulation import Model, simulate_positions
-from specsel.statistics import Estimate
-from specsel.tuning import (
+from specsel.policies.catalogue import GRIDS
+from specsel.policies.plain import UCB1, Random
+from specsel.replay.replay import oracle_dp, oracle_fixed, replay
+from specsel.stats import Estimate
+from specsel.study.policies import (
     arm_order,
     compare,
     evaluate,
@@ -24,6 +23,7 @@ from specsel.tuning import (
     verdict,
     workload_hypothesis,
 )
+from specsel.study.simulation import Model, simulate_positions
 
 FLIPPING = Model(
     requests_per_workload=15,

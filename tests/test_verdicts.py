@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specsel import verdicts
-from specsel.breakeven import Costs
+from specsel.costs import Costs
+from specsel.paper import words as verdicts
 
 
 def policies(p: float, least_p: float) -> pd.DataFrame:
@@ -113,8 +113,8 @@ def test_the_order_of_arms_is_said_to_matter_beyond_chance_only():
 
 def test_a_difference_of_rounding_is_no_gain():
     """Margins of one machine epsilon do not make "choosing beats redrafting always"."""
-    from specsel.claims import make_claim
-    from specsel.statistics import Estimate
+    from specsel.paper.claims import make_claim
+    from specsel.stats import Estimate
 
     def claim(name: str, value: float):
         estimate = Estimate(value, value, value, 0.95, 9, "degenerate", 100, 0)

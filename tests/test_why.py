@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from specsel import why
-from specsel.claims import make_claim
+from specsel.paper.claims import make_claim
+from specsel.study import why
 
 
 def spread(widths, feature="conf_min", auc=0.8):

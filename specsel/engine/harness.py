@@ -28,13 +28,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specsel import log as logs
 from specsel.engine.draft import Drafts
 from specsel.engine.generate import BatchedTarget, Generation, choice_rule, generate, is_looping
 from specsel.engine.ngram import suffix_match_lengths
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompts_sha256
 from specsel.engine.target import Target
-from specsel.log import SpecselError
+from specsel.logs import log as logs
+from specsel.logs.log import SpecselError
 
 GROUP = 64
 """Requests answered together. Rounding depends on what is computed together, so the grouping is fixed."""

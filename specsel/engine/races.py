@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from specsel import log as logs
 from specsel.engine.decode import Decide, always, plain, redrafting
 from specsel.engine.equality import decoder_of, logged_requests
 from specsel.engine.harness import cpu_name
 from specsel.engine.target import Features
-from specsel.log import SpecselError
-from specsel.logistic import Selector
+from specsel.logs import log as logs
+from specsel.logs.log import SpecselError
+from specsel.selection.logistic import Selector
 
 FILE = "race.json"
 

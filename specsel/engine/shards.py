@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from specsel.log import SpecselError
+from specsel.logs.log import SpecselError
 
 
 class _Actor:

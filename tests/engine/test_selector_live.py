@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from test_harness import config  # noqa: F401  (a fixture)
 
-from specsel import log as logs
 from specsel.engine.decode import Decoder, redrafting
 from specsel.engine.harness import collect
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.races import race
-from specsel.log import SpecselError
-from specsel.logistic import Selector
-from specsel.routing import redraft_plan, run_plan
+from specsel.logs import log as logs
+from specsel.logs.log import SpecselError
+from specsel.selection.logistic import Selector
+from specsel.selection.routing import redraft_plan, run_plan
 
 
 @pytest.fixture

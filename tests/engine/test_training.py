@@ -14,7 +14,6 @@ from conftest import EOS, VOCAB, prompts
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from specsel import drafters
 from specsel.engine import data, losses, start, train
 from specsel.engine.dflash import load_model
 from specsel.engine.eagle import EagleConfig, EagleHead, check_vocabulary, load_head
@@ -25,6 +24,7 @@ from specsel.engine.recipes import TrainConfig, TrainError, recipe, recipe_of, t
 from specsel.engine.start import earlier_drafter, exchange_vocabulary
 from specsel.engine.target import best_device, bf16_pays
 from specsel.engine.train import repeat_training, split_of, train_drafter
+from specsel.study import drafters
 
 TINY = TrainConfig(
     steps=6,

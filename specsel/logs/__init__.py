@@ -1,0 +1,1 @@
+"""Position logs: schema, reading, writing, and what other tools export."""

@@ -1,0 +1,1 @@
+"""The book: claims, words, charts, build."""

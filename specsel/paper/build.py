@@ -1,0 +1,248 @@
+"""From logs to pages: check the logs, run every notebook, stage the executed copies, build the static book.
+
+Notebooks run in the kernel of the present environment, from the project's folder, with parameters that they know. No
+result and no statistic is computed here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from specsel.logs.log import LogError, beside, read_log, require_complete
+from specsel.logs.records import project_folder
+from specsel.paper.pages import build_pages, check_pages, print_pdf, replace_folder
+from specsel.paper.staging import (
+    BookError,
+    BuildFailed,
+    check_outputs,
+    check_parameters,
+    clean_notebook,
+    notebook_parameters,
+    read_notebook,
+    warnings_of,
+    write_notebook,
+)
+
+AT_ONCE = min(2, os.cpu_count() or 1)  # notebooks; each has a kernel of one thread
+CELL_SECONDS = 900  # time limit of one cell, generous for two slow cores
+
+Say = Callable[[str], None]
+
+
+def say_on_stderr(line: str) -> None:
+    """A progress line."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def build_book(
+    run: str | Path | None = None,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    root: str | Path | None = None,
+    output: str | Path | None = None,
+    work: str | Path | None = None,
+    pdf: bool = False,
+    say: Say = say_on_stderr,
+) -> Path:
+    """Render the book and return the path of its first page (or of the PDF).
+
+    run: a run folder for all notebooks instead of their default; parameters: further notebook parameters by name;
+    output: the folder for the pages (default: html inside work); work: intermediate files (default: _build of the
+    project). Raises BookError for a damaged log (naming the file, before anything runs) and for parameters that no
+    notebook has, BuildFailed for a failing cell and for a warning of the builder.
+    """
+    root = project_root(root)
+    work = Path(work).absolute() if work else root / "_build"
+    pages = Path(output).absolute() if output else work / "html"
+    notebooks = list_notebooks(root)
+    given = dict(parameters or {}) | ({} if run is None else {"run": _from_root(Path(run), root)})
+    check_parameters(notebooks, given)
+    check_logs(root, notebooks, given, say)
+    with only_build(work):
+        run_notebooks(root, work, notebooks, given, say)
+        stage(root, work, notebooks, say)
+        say("building pages ...")
+        build_pages(work)
+        check_pages(root, work / "out/_build/html")
+        replace_folder(work / "out/_build/html", pages)
+        if pdf:
+            say("printing the PDF ...")
+            return print_pdf(work, pages)
+    return pages / "index.html"
+
+
+@contextmanager
+def only_build(work: Path) -> Iterator[None]:
+    """Two builds in one working folder would mix their results: the second is refused."""
+    work.mkdir(parents=True, exist_ok=True)
+    with open(work / "lock", "w", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BookError(f"{work}: another build is running here; wait for it") from None
+        yield
+
+
+def project_root(root: str | Path | None = None) -> Path:
+    """The given folder of a book, or `records.project_folder`; BookError when there is no book."""
+    found = project_folder() if root is None else Path(root).resolve()
+    if found is None or not ((found / "_config.yml").is_file() and (found / "notebooks").is_dir()):
+        raise BookError(
+            f"{found or Path.cwd()}: has no _config.yml and no notebooks, so there is no book here; run the command "
+            "inside a clone"
+        )
+    return found
+
+
+def list_notebooks(root: Path) -> list[Path]:
+    """The notebooks of the table of contents, in its order."""
+    pages = re.findall(r"file:\s*(notebooks/\S+)", (root / "_toc.yml").read_text("utf-8"))
+    return [root / f"{page.removesuffix('.ipynb')}.ipynb" for page in pages]
+
+
+def _from_root(path: Path, root: Path) -> str:
+    """A path as notebooks see it, which run in the project's folder; relative, so that no page shows where that
+    lies.
+    """
+    return Path(os.path.relpath(path.absolute(), root)).as_posix()
+
+
+def check_logs(root: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr) -> None:
+    """BookError that names the file when a log that a notebook reads is damaged, missing, or not complete: its run, and
+    the runs beside it that its parameters name by their ending.
+    """
+    readers: dict[str, str] = {}
+    for path in notebooks:
+        values = {name: given.get(name, value) for name, value in notebook_parameters(path).items()}
+        endings = [value for value in values.values() if str(value).startswith("_")]
+        if run := values.get("run"):
+            others = [_from_root(other, root) for ending in endings for other in beside(root / run, ending)]
+            readers = dict.fromkeys([str(run), *others], path.name) | readers
+    for run, notebook in readers.items():
+        say(f"checking the log {run} ...")
+        try:
+            require_complete(read_log(root / run))
+        except LogError as error:
+            raise BookError(
+                f"{error}\nThe log {run} is what {notebook} and the book are made from, so nothing ran. Restore the "
+                "file, or name another run with --run"
+            ) from None
+
+
+# ---- execution
+
+
+def run_notebooks(
+    root: Path, work: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr
+) -> None:
+    """Execute a copy of each notebook into work/run, claims into work/values, with a progress line each."""
+    for folder in (work / "run", work / "values"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    jobs = [
+        (
+            path,
+            {k: v for k, v in given.items() if k in notebook_parameters(path)},
+            f"[{i}/{len(notebooks)}] {path.stem}",
+        )
+        for i, path in enumerate(notebooks, start=1)
+    ]
+
+    def job(path: Path, parameters: dict[str, Any], name: str) -> None:
+        started = time.monotonic()
+        say(f"{name} ...")
+        run_notebook(path, work / "run" / path.name, parameters, root)
+        say(f"{name}: {time.monotonic() - started:.1f} s")
+
+    with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
+        for running in [pool.submit(job, *arguments) for arguments in jobs]:
+            try:
+                running.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def run_notebook(path: Path, target: Path, parameters: Mapping[str, Any], root: Path) -> None:
+    """Execute one notebook with papermill; BuildFailed names the notebook and the cell."""
+    import papermill
+    from nbclient.exceptions import CellTimeoutError
+
+    try:
+        papermill.execute_notebook(
+            str(path),
+            str(target),
+            parameters=dict(parameters),
+            kernel_name="python3",
+            language="python",
+            cwd=str(root),
+            progress_bar=False,
+            execution_timeout=CELL_SECONDS,
+        )
+    except papermill.PapermillExecutionError as error:
+        first = (error.source.strip().splitlines() or [""])[0]
+        raise BuildFailed(
+            f"{path.name}, cell {error.cell_index}: {error.ename}: {error.evalue}\nThe cell begins: {first}\n"
+            f"The executed copy with the traceback: {target}"
+        ) from None
+    except CellTimeoutError as error:
+        raise BuildFailed(f"{path.name}: a cell had no result after {CELL_SECONDS} s\n{error}") from None
+
+
+@contextmanager
+def kernel_environment(work: Path) -> Iterator[None]:
+    """A kernel of the present interpreter under the neutral name, whatever the machine has; one thread, fixed
+    hashing.
+    """
+    kernel = work / "jupyter/kernels/python3/kernel.json"
+    kernel.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=CRITICAL"]
+    kernel.write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}), encoding="utf-8")
+    wanted = {
+        "JUPYTER_PATH": os.pathsep.join(filter(None, [str(work / "jupyter"), os.environ.get("JUPYTER_PATH")])),
+        "IPYTHONDIR": str(work / "ipython"),
+        "SPECSEL_VALUES": str(work / "values"),
+        "SPECSEL_CHARTS": "archive",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONUTF8": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+# ---- pages
+
+
+def stage(root: Path, work: Path, notebooks: Sequence[Path], say: Say = say_on_stderr) -> None:
+    """The layout of the project again, with executed notebooks: the same bytes for the same results."""
+    target = work / "stage"
+    for folder in (target, work / "out"):
+        shutil.rmtree(folder, ignore_errors=True)
+    (target / "notebooks").mkdir(parents=True)
+    for path in notebooks:
+        executed, ledger = read_notebook(work / "run" / path.name), work / "values" / f"{path.stem}.json"
+        check_outputs(path.name, executed, len(json.loads(ledger.read_text("utf-8"))) if ledger.exists() else 0)
+        for warning in warnings_of(executed):
+            say(f"{path.name}, {warning}")
+        write_notebook(target / "notebooks" / path.name, clean_notebook(executed, path.stem, for_book=True))
+    shutil.copytree(root / "book", target / "book")
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copyfile(root / name, target / name)

@@ -1,0 +1,308 @@
+"""Claims: the only road from a computed number to a sentence of the book.
+
+A claim holds a value, its unit, a label (MEASURED, SIM, REPORTED), a 95 % interval or the reason why it has none, and
+its origin. `open_ledger` starts the claims file of one notebook, `publish` adds to it, `cite` turns a reference of the
+prose into text. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from specsel.logs.records import SpecselError, project_folder, write_bytes_atomically
+
+
+class ClaimError(SpecselError):
+    """A number that may not reach the book; the message says why and what to do."""
+
+
+class Label(StrEnum):
+    """Where a number comes from: a log or a clock, a simulation, or somebody else's publication."""
+
+    MEASURED = "MEASURED"
+    SIM = "SIM"
+    REPORTED = "REPORTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One number (or verdict sentence) with everything that a reader needs to judge it."""
+
+    name: str  # key inside its notebook
+    value: float | int | str | bool | None  # None = undefined, `reason` says why; fractions are 0..1
+    unit: str  # "fraction" (printed in per cent), "ratio", "tokens/block", "s", "count", "" ...
+    label: Label
+    low: float | None = None  # interval limits, same unit as value
+    high: float | None = None
+    level: float | None = None  # 0.95
+    n: int | None = None  # requests behind the number
+    method: str = ""  # how the interval was made, e.g. "BCa"
+    origin: dict[str, str] = field(default_factory=dict)  # run, log_sha256, function; or source (REPORTED)
+    headline: bool = False
+    reason: str = ""  # why there is no interval, or no value
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain JSON types, floats at 12 significant digits."""
+        return {key: _round(item) for key, item in asdict(self).items()} | {"label": str(self.label)}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Claim:
+        """The claim that `to_dict` wrote."""
+        return cls(**{**entry, "label": Label(entry["label"])})
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def _repr_markdown_(self) -> str:
+        return f"**{self.name}**: {render(self, counts=True)}"
+
+
+@dataclass
+class Ledger:
+    """The claims of one notebook and the file that they are written to after each addition."""
+
+    path: Path
+    origin: dict[str, str]
+    claims: dict[str, Claim] = field(default_factory=dict)
+
+    def add(self, claim: Claim) -> Claim:
+        """Store one claim; the same name with another content is refused."""
+        old = self.claims.get(claim.name)
+        if old is not None and old.to_dict() != claim.to_dict():
+            raise ClaimError(
+                f"claim '{claim.name}' was already published as {old} and now comes as {claim}; give the "
+                "second one another name, or run the notebook from its first cell"
+            )
+        self.claims[claim.name] = claim
+        self.write()
+        return claim
+
+    def write(self) -> None:
+        """Write the file: a JSON object name -> claim, which keeps the order of publication."""
+        write_bytes_atomically(self.path, dump_claims(self.claims.values()))
+
+
+# the open ledger of this process (a notebook is a process); a ContextVar would not outlive a cell
+_ledgers: list[Ledger] = []
+
+
+def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: str | Path | None = None) -> Ledger:
+    """Start the claims file of a notebook, empty, in `folder` (default: $SPECSEL_VALUES, else _build/values of the
+    book's folder).
+
+    run and log_sha256 become the origin of every claim that is published afterwards.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", notebook):
+        raise ClaimError(f"ledger name '{notebook}': use letters, digits, '_' and '-', like the notebook's file")
+    where = Path(folder or os.environ.get("SPECSEL_VALUES") or (project_folder() or Path()) / "_build/values")
+    where.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(where / f"{notebook}.json", _clean({"run": run, "log_sha256": log_sha256}))
+    ledger.write()
+    _ledgers[:] = [ledger]
+    return ledger
+
+
+def make_claim(
+    name: str,
+    value: Any,
+    *,
+    label: Label | str,
+    unit: str = "",
+    function: str = "",
+    source: str = "",
+    origin: Mapping[str, str] | None = None,
+    headline: bool = False,
+    reason: str = "",
+    n: int | None = None,
+) -> Claim:
+    """Build and check a claim from a number, a sentence, or an Estimate (then interval, n and method come with it).
+
+    Raises ClaimError for NaN or infinity, for a headline number without interval, for an undefined value without
+    reason, and for a REPORTED claim without source.
+
+    >>> str(make_claim("gap", 0.133, label="REPORTED", unit="fraction", source="a study", reason="none given"))
+    '13.3 % [REPORTED]'
+    """
+    parts = {key: getattr(value, key) for key in ("low", "high", "level", "n", "method") if hasattr(value, "low")}
+    estimate, value = bool(parts), getattr(value, "value", value) if parts else value
+    parts = {key: _plain(name, item) for key, item in parts.items()}
+    if estimate and not reason and str(parts["method"]).startswith(("undefined", "degenerate")):
+        reason = str(parts["method"])
+    claim = Claim(
+        name=name,
+        value=_plain(name, value),
+        unit=unit,
+        label=Label(label),
+        headline=headline,
+        reason=reason,
+        origin=_clean({**(origin or {}), "function": function, "source": source}),
+        **{"n": n, **parts},
+    )
+    _check(claim)
+    return claim
+
+
+def publish(
+    name: str,
+    value: Any,
+    *,
+    label: Label | str,
+    unit: str = "",
+    function: str = "",
+    source: str = "",
+    headline: bool = False,
+    reason: str = "",
+) -> Claim:
+    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError when none is open."""
+    ledger = _open(name)
+    return ledger.add(
+        make_claim(
+            name,
+            value,
+            label=label,
+            unit=unit,
+            function=function,
+            source=source,
+            origin=None if source else ledger.origin,
+            headline=headline,
+            reason=reason,
+        )
+    )
+
+
+def publish_all(claims: list[Claim]) -> list[Claim]:
+    """Store claims that were built elsewhere (for instance by `headline`) in the open ledger."""
+    return [_open(claim.name).add(claim) for claim in claims]
+
+
+def dump_claims(claims: Any) -> bytes:
+    """The bytes of a claims file: strict JSON, claims in the given order, floats at 12 significant digits."""
+    entries = {claim.name: claim.to_dict() for claim in claims}
+    return (json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_claims(folder: str | Path) -> dict[str, dict[str, Claim]]:
+    """All claims files of a values folder: notebook -> name -> Claim."""
+    files = sorted(Path(folder).glob("*.json"))
+    return {
+        path.stem: {name: Claim.from_dict(entry) for name, entry in json.loads(path.read_text("utf-8")).items()}
+        for path in files
+    }
+
+
+def format_value(value: Any, unit: str = "", spec: str = "", *, like: Any = None, bare: bool = False) -> str:
+    """The one formatter of printed numbers; `like` fixes the scale (an interval limit follows its value), `bare` drops
+    the unit.
+
+    >>> format_value(0.1327, "fraction"), format_value(2.0613, "ratio"), format_value(0.0123, "s"), format_value(6361)
+    ('13.3 %', '2.061', '12.3 ms', '6,361')
+    """
+    if value is None:
+        return "undefined"
+    if isinstance(value, (bool, str)):
+        return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+    if spec:
+        return format(value, spec)
+    scale, digits, suffix = _scale(unit, value if like is None else like)
+    text = f"{value * scale:,.{digits}f}"
+    text = text.lstrip("-") if float(text.replace(",", "")) == 0 else text
+    return text if bare or not suffix else f"{text} {suffix}"
+
+
+def render(claim: Claim, spec: str = "", *, bare: bool = False, counts: bool = False) -> str:
+    """The text of a claim: value [low, high] [LABEL], with `counts` also n; `bare` gives the value alone.
+
+    >>> render(Claim("gap", 0.133, "fraction", Label.MEASURED, 0.123, 0.142, 0.95, 128, "BCa"), counts=True)
+    '13.3 % [12.3, 14.2] [MEASURED], n = 128'
+    """
+    text = format_value(claim.value, claim.unit, spec)
+    if bare or isinstance(claim.value, str):
+        return text
+    if claim.value is None and claim.reason:
+        text += f" ({claim.reason.removeprefix('undefined: ')})"
+    if claim.low is not None and claim.high is not None:
+        low, high = (format_value(x, claim.unit, spec, like=claim.value, bare=True) for x in (claim.low, claim.high))
+        text += f" [{low}, {high}]"
+    return f"{text} [{claim.label}]" + (f", n = {claim.n:,}" if counts and claim.n is not None else "")
+
+
+def in_table(claim: Claim) -> str:
+    """The text of a claim in a table, whose head carries label and unit: value [low, high].
+
+    >>> in_table(Claim("block_efficiency", 1.9, "tokens/block", Label.MEASURED, 1.8, 2.0, 0.95, 64, "BCa"))
+    '1.900 [1.800, 2.000]'
+    """
+    return render(claim).removesuffix(f" [{claim.label}]").replace(" tokens/block", "")
+
+
+def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Claim, str]:
+    """Resolve a reference of the prose, `notebook.name`, `notebook.name:.3f` or `notebook.name|value`, to claim and
+    text.
+
+    Names may hold colons ("skill:code"): the longest known name wins, the rest is a Python number format.
+    Raises KeyError for an unknown notebook, name or variant.
+    """
+    notebook, _, rest = reference.strip().partition(".")
+    known = claims.get(notebook, {})
+    matches = [name for name in known if rest == name or rest.startswith((name + ":", name + "|"))]
+    if not matches:
+        raise KeyError(f"no claim '{rest}' in notebook '{notebook}'; known: {', '.join(sorted(known)) or 'none'}")
+    name = max(matches, key=len)
+    spec, bar, variant = rest[len(name) :].lstrip(":").partition("|")
+    if bar and variant != "value":
+        raise KeyError(f"unknown variant '|{variant}' of claim '{reference}'; only '|value' exists")
+    return known[name], render(known[name], spec, bare=bool(bar))
+
+
+def _open(name: str) -> Ledger:
+    if not _ledgers:
+        raise ClaimError(f"claim '{name}' has no ledger to go to; call open_ledger(<notebook name>) first")
+    return _ledgers[-1]
+
+
+def _check(claim: Claim) -> None:
+    number = isinstance(claim.value, (int, float)) and not isinstance(claim.value, bool)
+    interval = claim.low is not None and claim.high is not None
+    if claim.headline and number and not interval:
+        raise ClaimError(f"headline claim '{claim.name}' has no interval; pass the Estimate, not its value")
+    if claim.value is None and not claim.reason:
+        raise ClaimError(f"claim '{claim.name}' is undefined (None) without a reason; say why in reason=")
+    if claim.label == Label.REPORTED and not claim.origin.get("source"):
+        raise ClaimError(f"claim '{claim.name}' is REPORTED but names no source; say whose figure it is in source=")
+
+
+def _plain(name: str, item: Any) -> Any:
+    """A Python scalar from a Python or numpy one; NaN and infinity are refused."""
+    item = item.item() if hasattr(item, "item") else item
+    if isinstance(item, float) and not math.isfinite(item):
+        raise ClaimError(f"claim '{name}' is {item}; an undefined number is None with a reason, never NaN or infinity")
+    if item is not None and not isinstance(item, (bool, int, float, str)):
+        raise ClaimError(f"claim '{name}' has type {type(item).__name__}; expected a number, a sentence or an Estimate")
+    return item
+
+
+def _scale(unit: str, value: float) -> tuple[float, int, str]:
+    """Factor, decimals and printed unit."""
+    if unit == "fraction":
+        return 100.0, 1, "%"
+    if unit == "s":
+        power = 0 if abs(value) >= 1 else 3 if abs(value) >= 1e-3 else 6
+        return 10.0**power, 1 if power else 2, {0: "s", 3: "ms", 6: "µs"}[power]
+    digits = 0 if isinstance(value, int) or abs(value) >= 10_000 else 3
+    return 1.0, digits, "" if unit in ("", "ratio", "count") else unit
+
+
+def _round(item: Any) -> Any:
+    return float(f"{item:.12g}") if isinstance(item, float) else item
+
+
+def _clean(origin: Mapping[str, str]) -> dict[str, str]:
+    return {key: str(item) for key, item in origin.items() if item}

@@ -1,0 +1,331 @@
+"""Build-time code of the book: the {claim} role and its ledger, charts from stored specifications, assets without a
+network.
+
+Nothing here is needed by a notebook. The extension works in Jupyter Book 1 and in plain Sphinx.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+from specsel.paper.charts import MIME
+from specsel.paper.claims import Claim, cite, in_table, read_claims, render
+from specsel.paper.tables import cells, rows_and_columns
+
+VEGA_LITE = "6.4"
+ASSETS = Path(__file__).parent / "assets"
+STATIC_WIDTH = 640  # px, of a chart without scripts whose width is that of its container
+SHOWN_ROWS = 40  # of a chart's data, in the table below it
+log = logging.getLogger(__name__)
+
+
+# ---- numbers in prose
+
+
+class claim(nodes.Inline, nodes.TextElement):
+    """A number (or verdict) in a sentence; attribute `origin` says where it comes from."""
+
+
+class ClaimRole(SphinxRole):
+    """{claim}`notebook.name`: value, interval and label; `name:.2f` with another format, `name|value` the bare
+    value.
+    """
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        try:
+            found, text = cite(self.env.config.specsel_claims, self.text)
+        except (KeyError, ValueError) as error:
+            log.warning("no claim for {claim}`%s`: %s", self.text, error.args[0], location=self.get_location())
+            return [nodes.problematic(self.rawtext, self.rawtext)], []
+        notebook = self.text.strip().partition(".")[0]
+        _note(self.env, notebook, found)
+        return [claim_node(found, text)], []
+
+
+class ClaimTable(SphinxDirective):
+    """Claims as a table, {claims} NOTEBOOK PATTERN ..., see `specsel.paper.tables.cells`; the content is its caption.
+
+    A table without a claim fails the build, unless it is `:optional:`, for what not every log records. `:sort:` names a
+    column of numbers by which the rows ascend.
+    """
+
+    required_arguments, optional_arguments, has_content = 2, 99, True
+    option_spec = {
+        "corner": directives.unchanged,
+        "format": directives.unchanged,
+        "optional": directives.flag,
+        "sort": directives.unchanged,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        notebook, *patterns = self.arguments
+        found = cells(self.env.config.specsel_claims.get(notebook, {}).values(), *patterns)
+        if not found and "optional" in self.options:
+            return []
+        if not found:
+            log.warning("no claim of %s matches %s", notebook, " ".join(patterns), location=self.get_location())
+            return []
+        for each in found.values():
+            _note(self.env, notebook, each)
+        rows, columns = rows_and_columns(found, self.options.get("sort"))
+        labels = ", ".join(sorted({f"[{each.label}]" for each in found.values()}))
+        corner, spec = f"{self.options.get('corner', '')} {labels}".strip(), self.options.get("format", "")
+        head = [_entry(nodes.Text(text)) for text in (corner, *(c.removeprefix("reported ") for c in columns))]
+        body = [[_entry(nodes.Text(row)), *(_cell_of(found.get((row, c)), spec) for c in columns)] for row in rows]
+        return [_table(head, body, self.parse_text_to_nodes("\n".join(self.content)) if self.content else [])]
+
+
+def _cell_of(found: Claim | None, spec: str) -> nodes.entry:
+    """A claim without its label; spec: number format of ratios."""
+    if found is None:
+        return _entry(nodes.Text(""))
+    shown = render(found, spec).removesuffix(f" [{found.label}]") if spec and found.unit == "ratio" else in_table(found)
+    return _entry(claim_node(found, shown))
+
+
+def _entry(content: nodes.Node) -> nodes.entry:
+    return nodes.entry("", nodes.paragraph("", "", content))
+
+
+def _table(head: list[nodes.entry], body: list[list[nodes.entry]], caption: list[nodes.Node]) -> nodes.table:
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
+    group += [nodes.thead("", nodes.row("", *head)), nodes.tbody("", *(nodes.row("", *cells) for cells in body))]
+    title = [nodes.title("", "", *caption[0].children)] if caption else []
+    return nodes.table("", *title, group, classes=["claims"])
+
+
+def claim_node(found: Claim, text: str) -> claim:
+    """The node of a claim: its text, with the label set apart."""
+    label = f"[{found.label}]"
+    value = text.removesuffix(label).rstrip()
+    node = claim(text, "", origin=describe_origin(found))
+    if isinstance(found.value, str) or found.value is None:
+        node += nodes.Text(value)
+    else:  # the line may break between value and interval, not inside them
+        number, bracket, limits = value.partition("[")
+        node += nodes.inline("", number.rstrip(), classes=["claim-value"])
+        node += [nodes.Text(" "), nodes.inline("", bracket + limits, classes=["claim-value"])] if bracket else []
+    if value != text:
+        node += [nodes.Text(" "), nodes.inline("", label, classes=["claim-label"])]
+    return node
+
+
+def _note(env: BuildEnvironment, notebook: str, found: Claim) -> None:
+    """The present page depends on a claims file and cites a claim."""
+    env.note_dependency(str((Path(env.srcdir) / env.config.specsel_values_dir / f"{notebook}.json").resolve()))
+    _cited(env).setdefault(env.docname, set()).add(f"{notebook}.{found.name}")
+
+
+def describe_origin(found: Claim) -> str:
+    """The hover text of a claim: label, sample, interval, run, log and function (or the source of a reported figure).
+
+    >>> origin = {"run": "demo", "function": "oracle_gap"}
+    >>> describe_origin(Claim("gap", 0.1, "fraction", "SIM", 0.0, 0.2, 0.95, 40, "BCa", origin))
+    'SIM; 95 % interval, BCa; n = 40 requests; run demo; computed by oracle_gap'
+    """
+    origin = found.origin
+    parts = [
+        str(found.label),
+        f"{found.level:.0%} interval, {found.method}".replace("%", " %") if found.low is not None else found.reason,
+        f"n = {found.n:,} requests" if found.n is not None else "",
+        f"run {origin['run']}" if "run" in origin else "",
+        f"log {origin['log_sha256'][:12]}" if "log_sha256" in origin else "",
+        f"computed by {origin['function']}" if "function" in origin else "",
+        origin.get("source", ""),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _cited(env: BuildEnvironment) -> dict[str, set[str]]:
+    """Page name -> claims that it cites; kept in the environment between builds."""
+    if not hasattr(env, "specsel_cited"):
+        env.specsel_cited = {}
+    return env.specsel_cited
+
+
+def load_claims(app: Sphinx, config: Any) -> None:
+    """Read the claims files and point MathJax to the local file."""
+    config.specsel_claims = read_claims(Path(app.srcdir) / config.specsel_values_dir)
+    config.mathjax_path = "tex-svg.js"
+
+
+def purge_page(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
+    """Forget what a page cited before it is read again."""
+    _cited(env).pop(docname, None)
+
+
+def merge_pages(app: Sphinx, env: BuildEnvironment, docnames: Any, other: BuildEnvironment) -> None:
+    """Take over what a parallel reader found."""
+    _cited(env).update(_cited(other))
+
+
+def write_ledger(app: Sphinx, error: Exception | None) -> None:
+    """claims.json beside the pages: every claim of the book with its origin and the pages that cite it."""
+    if error or app.builder.format != "html":
+        return
+    where: dict[str, list[str]] = {}
+    for page, keys in sorted(_cited(app.env).items()):
+        for key in keys:
+            where.setdefault(key, []).append(page)
+    entries = {
+        f"{notebook}.{name}": found.to_dict() | {"cited_in": where.get(f"{notebook}.{name}", [])}
+        for notebook, claims in app.config.specsel_claims.items()
+        for name, found in claims.items()
+    }
+    text = json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    (Path(app.outdir) / "claims.json").write_text(text + "\n", encoding="utf-8")
+
+
+# ---- charts
+
+
+class chart(nodes.General, nodes.Element):
+    """A Vega-Lite chart; attribute `spec` holds the specification as JSON text."""
+
+
+class VegaMime:
+    """The myst-nb plug-in (entry point) that turns a stored specification into a chart node; widget views are left
+    out.
+    """
+
+    mime_priority_overrides = [("*", MIME, 1), ("*", "application/vnd.jupyter.widget-view+json", None)]
+
+    @staticmethod
+    def handle_mime(renderer: Any, data: Any, inline: bool) -> list[nodes.Element] | None:
+        """A chart node for our MIME type, None for everything else."""
+        if inline or data.mime_type != MIME:
+            return None
+        return [
+            chart(
+                spec=json.dumps(
+                    data.content, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False
+                )
+            )
+        ]
+
+
+def visit_chart(self: Any, node: chart) -> None:
+    """A picture that works without scripts, the specification that replaces it by a live chart, and the values as a
+    table.
+    """
+    spec = json.loads(node["spec"])
+    description = html.escape(str(spec.get("description") or spec.get("title") or "chart"), quote=True)
+    name = f"chart-{hashlib.sha256(node['spec'].encode()).hexdigest()[:16]}.svg"
+    folder = Path(self.builder.outdir) / self.builder.imagedir
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(static_svg(spec), encoding="utf-8")
+    inside_script = node["spec"].replace("</", "<\\/")
+    self.body += [
+        f'<figure class="vl-chart" aria-label="{description}"><div class="vl-view">',
+        f'<img src="{self.builder.imgpath}/{name}" alt="{description}"/></div>',
+        f'<script type="application/json">{inside_script}</script>',
+        *data_tables(spec),
+        "</figure>\n",
+    ]
+    raise nodes.SkipNode
+
+
+def static_svg(spec: dict[str, Any]) -> str:
+    """The chart as a still picture of fixed width, on white."""
+    fixed = json.loads(json.dumps(spec).replace('"width": "container"', f'"width": {STATIC_WIDTH}'))
+    return vl_convert.vegalite_to_svg(fixed | {"background": "white"}, vl_version=VEGA_LITE)
+
+
+def data_tables(spec: dict[str, Any]) -> Iterator[str]:
+    """HTML tables of the data sets behind a chart, folded, at most SHOWN_ROWS rows each; reference lines are left
+    out.
+    """
+    tables = [rows for rows in spec.get("datasets", {}).values() if len(rows) > 2 or any(len(row) > 2 for row in rows)]
+    for number, rows in enumerate(tables, start=1):
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_cell(row.get(key))}</td>" for key in columns) + "</tr>"
+            for row in rows[:SHOWN_ROWS]
+        )
+        head = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in columns)
+        part = f", part {number} of {len(tables)}" if len(tables) > 1 else ""
+        more = f" (first {SHOWN_ROWS} of {len(rows)} rows)" if len(rows) > SHOWN_ROWS else ""
+        yield (
+            f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>"
+        )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "&ndash;"
+    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def skip_node(self: Any, node: nodes.Element) -> None:
+    """Leave a chart out of pages that are not HTML."""
+    raise nodes.SkipNode
+
+
+# ---- assets
+
+
+def write_static(app: Sphinx) -> None:
+    """Vega, MathJax, our script and style sheet, straight into the output: pages ask no other server for anything."""
+    if app.builder.format != "html":
+        return
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vega-bundle.js").write_text(
+        "(()=>{" + vl_convert.javascript_bundle(vl_version=VEGA_LITE) + "})();", encoding="utf-8"
+    )
+    package = importlib.util.find_spec("sphinx-mathjax-offline")
+    shutil.copyfile(Path(package.origin).parent / "static/mathjax/tex-svg.js", folder / "tex-svg.js")
+    for path in sorted(ASSETS.iterdir()):
+        shutil.copyfile(path, folder / path.name)
+
+
+def page_assets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Drop scripts that need a network (thebe); add the chart scripts to pages with charts."""
+    files = context.get("script_files", [])
+    files[:] = [
+        f for f in files if "thebe" not in (str(getattr(f, "filename", f)) + str(getattr(f, "attributes", ""))).lower()
+    ]
+    if doctree is not None and next(doctree.findall(chart), None) is not None:
+        app.add_js_file("vega-bundle.js", loading_method="defer", priority=900)
+        app.add_js_file("charts.js", loading_method="defer", priority=901)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the role, the nodes and the handlers."""
+    app.add_config_value("specsel_values_dir", "../values", "env")
+    app.add_config_value("specsel_claims", {}, "")
+    app.add_role("claim", ClaimRole())
+    app.add_directive("claims", ClaimTable)
+    inline = (
+        lambda self, node: self.body.append(self.starttag(node, "span", "", CLASS="claim", title=node["origin"])),
+        lambda self, node: self.body.append("</span>"),
+    )
+    plain = (lambda self, node: None,) * 2
+    app.add_node(claim, html=inline, latex=plain, text=plain, man=plain, texinfo=plain)
+    app.add_node(
+        chart, html=(visit_chart, None), **{name: (skip_node, None) for name in ("latex", "text", "man", "texinfo")}
+    )
+    app.connect("config-inited", load_claims)
+    app.connect("builder-inited", write_static)
+    app.connect("env-purge-doc", purge_page)
+    app.connect("env-merge-info", merge_pages)
+    app.connect("html-page-context", page_assets)
+    app.connect("build-finished", write_ledger)
+    app.add_css_file("book.css")
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

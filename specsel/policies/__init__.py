@@ -1,0 +1,1 @@
+"""Choice rules and their catalogue."""

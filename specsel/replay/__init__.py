@@ -1,0 +1,1 @@
+"""Exact replay of a choice rule on a position log."""

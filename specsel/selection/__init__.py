@@ -1,0 +1,1 @@
+"""Choosing per block: redraft after the dominant arm has drafted, route before."""

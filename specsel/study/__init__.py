@@ -1,0 +1,1 @@
+"""What the book and the command line compute from a log."""
