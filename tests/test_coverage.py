@@ -9,8 +9,8 @@ import pytest
 
 from specsel.logs.log import SpecselError, block_view
 from specsel.paper.claims import make_claim
-from specsel.stats import Estimate, bootstrap_requests, pooled_ratio, request_sums
 from specsel.study import coverage
+from specsel.study.oldstats import Estimate, bootstrap_requests, pooled_ratio, request_sums
 from specsel.study.simulation import simulate_positions
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specsel.logs.log import block_view, read_log
 from specsel.selection import redraft as rd
-from specsel.stats import bootstrap_many
+from specsel.study.oldstats import bootstrap_many
 from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"

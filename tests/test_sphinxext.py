@@ -9,7 +9,7 @@ from sphinx.util.docutils import docutils_namespace
 
 from specsel.paper import sphinxext
 from specsel.paper.claims import dump_claims, make_claim
-from specsel.stats import Estimate
+from specsel.study.oldstats import Estimate
 
 GAP = make_claim(
     "gap",

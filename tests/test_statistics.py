@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specsel import stats as statistics
 from specsel.logs.log import block_view, read_log
-from specsel.stats import (
+from specsel.study import oldstats as statistics
+from specsel.study.oldstats import (
     bootstrap_many,
     bootstrap_requests,
     bootstrap_rows,

@@ -5,7 +5,7 @@ import pytest
 
 from specsel.paper import tables
 from specsel.paper.claims import ClaimError, make_claim, open_ledger
-from specsel.stats import Estimate
+from specsel.study.oldstats import Estimate
 
 
 @pytest.fixture

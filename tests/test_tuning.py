@@ -10,7 +10,7 @@ from test_replay import log_of
 from specsel.policies.catalogue import GRIDS
 from specsel.policies.plain import UCB1, Random
 from specsel.replay.replay import oracle_dp, oracle_fixed, replay
-from specsel.stats import Estimate
+from specsel.study.oldstats import Estimate
 from specsel.study.policies import (
     arm_order,
     compare,

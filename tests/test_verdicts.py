@@ -114,7 +114,7 @@ def test_the_order_of_arms_is_said_to_matter_beyond_chance_only():
 def test_a_difference_of_rounding_is_no_gain():
     """Margins of one machine epsilon do not make "choosing beats redrafting always"."""
     from specsel.paper.claims import make_claim
-    from specsel.stats import Estimate
+    from specsel.study.oldstats import Estimate
 
     def claim(name: str, value: float):
         estimate = Estimate(value, value, value, 0.95, 9, "degenerate", 100, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from specsel.paper.claims import Claim, Ledger, in_table, publish, render
-from specsel.stats import Estimate
+from specsel.study.oldstats import Estimate
 
 Claims = Ledger | Iterable[Claim]
 INTERVAL = re.compile(r"\[[^\[\]]*, [^\[\]]*\]|(?<=\d) (?=[%µm]?s?\b|%|tokens)")  # never broken over two lines

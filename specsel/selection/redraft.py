@@ -14,7 +14,7 @@ import numpy as np
 
 from specsel.logs.log import BlockLog, PositionLog, SpecselError, block_view
 from specsel.replay.replay import Replay, fixed
-from specsel.stats import ratio, request_sums
+from specsel.study.oldstats import ratio, request_sums
 
 BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
 

@@ -25,7 +25,7 @@ from specsel.logs.log import PositionLog, SpecselError, block_view, require_comp
 from specsel.replay.replay import Replay, oracle_dp
 from specsel.selection.logistic import NotFitted, Selector, fit_selector
 from specsel.selection.redraft import dominant_blocks
-from specsel.stats import bootstrap_many, ratio, request_sums
+from specsel.study.oldstats import bootstrap_many, ratio, request_sums
 
 KINDS = ("logistic", "boosting")
 MAX_ROWS = 20_000  # training rows of a router, thinned evenly; more change little (see the learning curve)

@@ -28,7 +28,7 @@ from specsel.selection.redraft import (
     skill,
     token_gain,
 )
-from specsel.stats import Estimate, Statistic, bootstrap_many, holm
+from specsel.study.oldstats import Estimate, Statistic, bootstrap_many, holm
 
 __all__ = [
     "Selector",

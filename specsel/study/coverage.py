@@ -23,7 +23,7 @@ from specsel.logs.log import BlockLog, PositionLog, SpecselError, block_view, re
 from specsel.paper.claims import Claim
 from specsel.replay.replay import fixed
 from specsel.selection.redraft import capture, oracle_gap, redraft_rate, redraft_sums, skill, token_gain
-from specsel.stats import Statistic, bootstrap_many, bootstrap_rows, pooled_ratio, ratio
+from specsel.study.oldstats import Statistic, bootstrap_many, bootstrap_rows, pooled_ratio, ratio
 from specsel.study.simulation import Model, expected_over_blocks, simulate_positions, true_oracle_gap
 
 # correlated blocks (a large request effect), rankings that flip inside a request and between workloads

@@ -15,7 +15,7 @@ import pandas as pd
 from specsel.logs.log import PositionLog
 from specsel.policies.catalogue import allowed
 from specsel.replay.replay import Replay, best_arms, oracle_fixed, replay
-from specsel.stats import bootstrap_many, pooled_ratio, ratio
+from specsel.study.oldstats import bootstrap_many, pooled_ratio, ratio
 from specsel.study.policies import late
 
 SHOWN = ("ucb1", "contextual_ftl", "hedgespec")  # a learner that reads nothing; one that reads the text, if it can

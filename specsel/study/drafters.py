@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from specsel.logs.log import LogError, PositionLog, drafter_sha256, readable
-from specsel.stats import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
+from specsel.study.oldstats import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
 
 HELD_OUT = {"shard": "the last shard's", "answer": "every 64th"}
 """Held-out answers by the split that a recipe names; recipes from before there was a choice hold out every 64th."""

@@ -36,7 +36,7 @@ from specsel.selection.redraft import (
 )
 from specsel.selection.routing import context_length, one_arm, plain_decoding, redraft_plan, run_plan
 from specsel.selection.selector import THRESHOLDS, UNDEFINED, HeldOut, LowoTable, frontier_sums, hold_out, judge
-from specsel.stats import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
+from specsel.study.oldstats import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
 UNITS = {

@@ -17,7 +17,7 @@ import pandas as pd
 
 from specsel.logs.log import LogError, PositionLog, beside, read_log, readable
 from specsel.replay.replay import fixed
-from specsel.stats import bootstrap_many, ratio, request_sums
+from specsel.study.oldstats import bootstrap_many, ratio, request_sums
 from specsel.study.policies import split_requests
 
 ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")

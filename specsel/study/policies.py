@@ -29,7 +29,7 @@ from specsel.replay.replay import (
     replay_seeds,
     sanity_check,
 )
-from specsel.stats import Estimate, bootstrap_many, bootstrap_requests, holm, pooled_ratio
+from specsel.study.oldstats import Estimate, bootstrap_many, bootstrap_requests, holm, pooled_ratio
 
 SEEDS = tuple(range(20))  # of every policy that draws at random
 FEW = 5  # seeds for tuning, and where state is kept

@@ -17,7 +17,7 @@ from specsel.paper.words import listed, sentence
 from specsel.selection.redraft import dominant_blocks
 from specsel.selection.routing import decision_runs
 from specsel.selection.selector import leave_one_workload_out
-from specsel.stats import Estimate, bootstrap_many, ratio
+from specsel.study.oldstats import Estimate, bootstrap_many, ratio
 
 FINAL = ("final", "best")  # names of the last checkpoint of a training
 AFTER = ("oracle_gap", "capture", "redraft_rate", "skill")  # asked after a draft of the swept drafter itself
