@@ -273,7 +273,8 @@ def by(
     >>> by(table, {"efficiency": lambda s: s.tokens / s.blocks}, resampling=Resampling(99)).value.tolist()
     [3.0, 3.0]
     """
-    numbers = [c for c in requests.columns if c not in ("workload", "request") and requests[c].dtype.kind in "biuf"]
+    labels = {"workload", "request", *groups}
+    numbers = [c for c in requests.columns if c not in labels and requests[c].dtype.kind in "biuf"]
     sample = _Sample.of(requests[numbers].to_numpy(dtype=float), requests["workload"].to_numpy())
     functions = [_seen(function, numbers, name in split) for name, function in quantities.items()]
     nulls = [(null or {}).get(name) for name in quantities]

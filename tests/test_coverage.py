@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from specsel.logs.log import SpecselError, block_view
-from specsel.paper.claims import make_claim
 from specsel.study import coverage
-from specsel.study.oldstats import Estimate, bootstrap_requests, pooled_ratio, request_sums
 from specsel.study.simulation import simulate_positions
 
 ROOT = Path(__file__).parent.parent
@@ -60,18 +58,10 @@ def test_corpora_side_by_side_are_the_same_corpora_one_by_one():
     found = coverage._chunk(SMALL, 3, (5, 0), 50, 0.95)
     log = simulate_positions(replace(SMALL, requests_per_workload=30), rng=np.random.default_rng((5, 0)))
     for c in range(3):
-        one = log.select(np.arange(log.n_requests) % 30 // 10 == c)
-        view = block_view(one, 0)
-        rows = np.stack([view.emitted[:, 0], np.ones(view.n_blocks)], axis=1)
-        alone = bootstrap_requests(
-            pooled_ratio,
-            request_sums(rows, view.request_of, 30),
-            strata=one.workload,
-            rng=np.random.default_rng(0),
-            n_resamples=50,
-        )
-        assert found["block efficiency", "requests"][c].value == pytest.approx(alone.value)
-        assert found["block efficiency", "blocks"][c].value == pytest.approx(alone.value)
+        emitted = block_view(log.select(np.arange(log.n_requests) % 30 // 10 == c), 0).emitted
+        for unit in ("requests", "blocks"):
+            assert found["block efficiency", unit][c].value == pytest.approx(emitted[:, 0].mean())
+            assert found["oracle gap", unit][c].value == pytest.approx(emitted.max(1).mean() / emitted[:, 0].mean() - 1)
 
 
 def test_a_changed_study_is_refused_and_an_equal_one_has_equal_bytes(tmp_path):
@@ -86,15 +76,3 @@ def test_a_changed_study_is_refused_and_an_equal_one_has_equal_bytes(tmp_path):
         coverage.read_study(paths[1])
     with pytest.raises(SpecselError, match="specsel.study.coverage"):
         coverage.read_study(tmp_path / "none.json")
-
-
-def interval(low, high):
-    return make_claim("x", Estimate((low + high) / 2, low, high, 0.95, 9, "BCa", 10, 0), label="SIM")
-
-
-def test_widths_and_shifts_are_compared():
-    """[0, 4] is twice as wide as [1, 3]; its limits differ by at most 1, a quarter of 4."""
-    assert coverage.width_ratio(interval(0, 4), interval(1, 3)) == 2
-    assert coverage.seed_shift(interval(0, 4), interval(1, 3)) == 0.25
-    assert coverage.width_ratio(interval(0, 4), interval(2, 2)) is None
-    assert coverage.seed_shift(interval(2, 2), interval(2, 2)) is None

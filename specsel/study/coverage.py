@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,9 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from specsel.costs import break_even_rhos
-from specsel.logs.log import BlockLog, PositionLog, SpecselError, block_view, readable, write_bytes_atomically
-from specsel.paper.claims import Claim
+from specsel.logs.log import PositionLog, SpecselError, readable, write_bytes_atomically
 from specsel.replay.replay import fixed
-from specsel.selection.redraft import capture, oracle_gap, redraft_rate, redraft_sums, skill, token_gain
-from specsel.study.oldstats import Statistic, bootstrap_many, bootstrap_rows, pooled_ratio, ratio
+from specsel.stats import Estimate, Resampling, Sums, by, by_rows, ratio, request_sums
 from specsel.study.simulation import Model, expected_over_blocks, simulate_positions, true_oracle_gap
 
 # correlated blocks (a large request effect), rankings that flip inside a request and between workloads
@@ -39,32 +37,32 @@ CORRELATED = Model(
     output_len=(20, 40),
 )
 FILE = "data/studies/coverage.json"
-SEED, CORPORA, CHUNK = 20_261, 1_000, 25
+SEED, CORPORA, CHUNK = 20_261, 3_000, 25
 SIZES = (40, 300)  # requests per workload: a small log, and a campaign
 DOUBT = 0.6  # the fixed selector of the study redrafts below this mean confidence
-REDRAFT, ARMS, TOKENS = slice(0, 5), slice(5, 7), 7  # columns of the sums of a request
+COLUMNS = ("own", "gain", "taken", "redrafted", "blocks", "first", "second", "tokens")  # sums of a request, see `_sums`
 
 
-def _headroom(sums: np.ndarray) -> np.ndarray:
-    """Blocks of the best arm of all over those of the best arm of each workload, - 1; sums (..., W, 8)."""
-    blocks = sums[..., ARMS]
-    return ratio(blocks.sum(axis=-2).min(axis=-1), blocks.min(axis=-1).sum(axis=-1)) - 1
+def _headroom(s: Sums) -> np.ndarray:
+    """Blocks of the best arm of all over those of the best arm of each workload, - 1; sums per workload."""
+    best = np.minimum(s.first.sum(axis=-1), s.second.sum(axis=-1))
+    return ratio(best, np.minimum(s.first, s.second).sum(axis=-1)) - 1
 
 
-QUANTITIES: Mapping[str, Statistic] = {
-    "block efficiency": lambda s: ratio(s[..., TOKENS], s[..., 5]),
-    "block efficiency, one workload": lambda s: ratio(s[..., TOKENS], s[..., 5]),
-    "gain of one arm over another": lambda s: ratio(s[..., 6], s[..., 5]) - 1,
+QUANTITIES: Mapping[str, Callable[[Sums], np.ndarray]] = {
+    "block efficiency": lambda s: ratio(s.tokens, s.first),
+    "block efficiency, one workload": lambda s: ratio(s.tokens, s.first),
+    "gain of one arm over another": lambda s: ratio(s.second, s.first) - 1,
     "workload headroom": _headroom,
-    "oracle gap": lambda s: oracle_gap(s[..., REDRAFT]),
-    "capture": lambda s: capture(s[..., REDRAFT]),
-    "redraft rate": lambda s: redraft_rate(s[..., REDRAFT]),
-    "skill": lambda s: skill(s[..., REDRAFT]),
-    "skill, one workload": lambda s: skill(s[..., REDRAFT]),
-    "token gain": lambda s: token_gain(s[..., REDRAFT]),
-    "break-even rho": lambda s: break_even_rhos(token_gain(s[..., REDRAFT]), redraft_rate(s[..., REDRAFT])),
+    "oracle gap": lambda s: ratio(s.gain, s.own),
+    "capture": lambda s: ratio(s.taken, s.gain),
+    "redraft rate": lambda s: ratio(s.redrafted, s.blocks),
+    "skill": lambda s: ratio(s.taken * s.blocks, s.gain * s.redrafted),
+    "skill, one workload": lambda s: ratio(s.taken * s.blocks, s.gain * s.redrafted),
+    "token gain": lambda s: ratio(s.taken, s.own),
+    "break-even rho": lambda s: break_even_rhos(ratio(s.taken, s.own), ratio(s.redrafted, s.blocks)),
 }
-BY_BLOCKS: Mapping[str, Statistic] = {"block efficiency": pooled_ratio, "oracle gap": lambda s: pooled_ratio(s) - 1}
+BY_BLOCKS = {"block efficiency": lambda s: ratio(s[:, 0], s[:, 1]), "oracle gap": lambda s: ratio(s[:, 2], s[:, 0])}
 
 
 def coverage_study(
@@ -121,49 +119,57 @@ def truth(model: Model, *, seed: int = SEED, requests: int = 100_000) -> dict[st
     blocks = np.stack([expected_over_blocks(model, k) for k in range(2)], axis=1)  # (W, 2) per request
     tokens = np.full(len(model.workloads), sum(model.output_len) / 2)
     part = replace(model, requests_per_workload=requests // 50)
-    large = sum(_sums(part, (seed, 0, i))[0].sum(axis=1) for i in range(50))  # (W, 8)
-    redraft = large[:, REDRAFT] / large[:, TOKENS:] * tokens[:, None]
-    sums = np.concatenate([redraft, blocks, tokens[:, None]], axis=1)
+    shape = len(model.workloads), part.requests_per_workload, len(COLUMNS)
+    large = sum(_sums(_log(part, (seed, 0, i)))[0].reshape(shape).sum(axis=1) for i in range(50))  # (W, 8)
+    redraft = large[:, :5] / large[:, -1:] * tokens[:, None]
+    sums = np.column_stack([redraft, blocks, tokens])
+    each, total = Sums(sums.T[None], COLUMNS), Sums(sums.sum(axis=0)[None], COLUMNS)
+    one = Sums(sums[:1], COLUMNS)
     found = {
-        q: float(f(sums if f is _headroom else sums[0] if "one workload" in q else sums.sum(axis=0)))
-        for q, f in QUANTITIES.items()
+        q: f(each if f is _headroom else one if "one workload" in q else total).item() for q, f in QUANTITIES.items()
     }
     return found | {"oracle gap": true_oracle_gap(model, 0)}
 
 
-def _sums(model: Model, seed: tuple[int, ...]) -> tuple[np.ndarray, PositionLog, BlockLog]:
-    """(W, R / W, 8) sums of every request of a simulated log, the log, and the blocks of its first arm."""
-    log = simulate_positions(model, rng=np.random.default_rng(seed))
-    view = block_view(log, 0)
-    redraft = redraft_sums(view, view.stats["conf_mean"][:, 0] < DOUBT)
-    blocks = [fixed(log, k).blocks for k in range(2)]
-    sums = np.column_stack([redraft, *blocks, np.diff(log.starts)])
-    return sums.reshape(len(model.workloads), -1, sums.shape[1]), log, view
+def _log(model: Model, seed: tuple[int, ...]) -> PositionLog:
+    return simulate_positions(model, rng=np.random.default_rng(seed))
 
 
-def _chunk(model: Model, size: int, seed: tuple[int, ...], n_resamples: int, level: float) -> dict[Any, list]:
+def _sums(log: PositionLog) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(R, 8) sums of every request, a fixed selector asking after the first arm's drafts; then (B, 3) own tokens, 1 and
+    gain of the blocks of the first arm, and (B,) their requests."""
+    run = fixed(log, 0, keep_path=True)
+    rows = run.path.rows
+    own, best = log.emitted[rows, 0].astype(float), log.emitted[rows].max(axis=1)
+    redraft, request_of = log.stats["conf_mean"][rows, 0] < DOUBT, log.request_of[rows]
+    parts = np.stack([own, best - own, (best - own) * redraft, redraft, 0 * own + 1], axis=1)
+    blocks = [run.blocks, fixed(log, 1).blocks]
+    table = np.column_stack([request_sums(parts, request_of, log.n_requests), *blocks, np.diff(log.starts)])
+    return table, parts[:, [0, 4, 1]], request_of
+
+
+def _chunk(model: Model, size: int, seed: tuple[int, ...], n_resamples: int, level: float) -> dict[Any, list[Estimate]]:
     """Estimates of `size` corpora per (quantity, unit); the corpora are neighbours in one simulated log."""
     per, n_workloads = model.requests_per_workload, len(model.workloads)
-    sums, log, view = _sums(replace(model, requests_per_workload=per * size), seed)
-    totals = sums.reshape(n_workloads, size, per, -1).swapaxes(1, 2).reshape(n_workloads * per, size, -1)
-    names = [(q, c) for q in QUANTITIES for c in range(size)]
-    options = {"rng": np.random.default_rng((*seed, 1)), "n_resamples": n_resamples, "level": level}
-    found = bootstrap_many(
-        {name: QUANTITIES[name[0]] for name in names},
-        totals,
-        strata=np.repeat(np.arange(n_workloads), per),
-        columns={name: name[1] for name in names},
-        within={name: [0] for name in names if "one workload" in name[0]},
-        split=[name for name in names if QUANTITIES[name[0]] is _headroom],
-        **options,
-    )
-    estimates = {(q, "requests"): [found[q, c] for c in range(size)] for q in QUANTITIES}
-    corpus_of = (np.arange(log.n_requests) % (per * size) // per)[view.request_of]
-    own, best = view.emitted[:, 0].astype(float), view.emitted.max(axis=1).astype(float)
-    rows = {"block efficiency": np.stack([own, np.ones_like(own)], axis=1), "oracle gap": np.stack([best, own], axis=1)}
+    log = _log(replace(model, requests_per_workload=per * size), seed)
+    sums, blocks, request_of = _sums(log)
+    side_by_side = sums.reshape(n_workloads, size, per, -1).swapaxes(1, 2).reshape(n_workloads * per, -1)
+    workload = np.repeat(np.arange(n_workloads), per)
+    columns = zip([(n, c) for c in range(size) for n in COLUMNS], side_by_side.T, strict=True)
+    table = pd.DataFrame({"workload": workload, "one": np.where(workload == 0, "one", None), **dict(columns)})
+    how = Resampling(n_resamples, level, int(np.random.SeedSequence(seed).generate_state(1)[0]))
+    estimates: dict[Any, list[Estimate]] = {}
+    for group in ("all", "one"):
+        chosen = [q for q in QUANTITIES if ("one workload" in q) == (group == "one")]
+        asked = {(q, c): lambda s, f=QUANTITIES[q], c=c: f(s)[:, c] for q in chosen for c in range(size)}
+        split = [key for key in asked if QUANTITIES[key[0]] is _headroom]
+        figures = by(table, asked, resampling=how, groups=[group], split=split)
+        estimates |= {(q, "requests"): figures.estimate[figures.quantity == q].tolist() for q in chosen}
+    corpus_of = (np.arange(log.n_requests) % (per * size) // per)[request_of]
+    workload_of = log.workload[request_of]
     for quantity, statistic in BY_BLOCKS.items():
         estimates[quantity, "blocks"] = [
-            bootstrap_rows(statistic, rows[quantity][at], strata=view.workload_of[at], **options)
+            by_rows(statistic, blocks[at], workload=workload_of[at], resampling=how)
             for at in (corpus_of == c for c in range(size))
         ]
     return estimates
@@ -200,23 +206,6 @@ def read_study(path: str | Path = FILE) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def _digest(study: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(study, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-# ---- two comparisons of intervals
-
-
-def width_ratio(wide: Claim, narrow: Claim) -> float | None:
-    """How many times wider one interval is than another; None when one of them has no width."""
-    if None in (wide.low, narrow.low) or narrow.high == narrow.low:
-        return None
-    return (wide.high - wide.low) / (narrow.high - narrow.low)
-
-
-def seed_shift(first: Claim, second: Claim) -> float | None:
-    """Largest move of a limit between two draws of resamples, in widths of the interval; None without an interval."""
-    if None in (first.low, second.low) or first.high == first.low:
-        return None
-    return max(abs(first.low - second.low), abs(first.high - second.high)) / (first.high - first.low)
 
 
 if __name__ == "__main__":
