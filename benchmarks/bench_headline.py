@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from specsel.logs.log import read_log
-from specsel.selection.redraft import dominant_blocks, oracle_gap, redraft_sums
 from specsel.study.headline import headline
+from specsel.study.oldredraft import dominant_blocks, oracle_gap, redraft_sums
 from specsel.study.oldstats import bootstrap_requests
 from specsel.study.simulation import Model, simulate_positions
 

@@ -242,8 +242,8 @@ def replay_command(
 
 def _replay_selector(log: Any, path: Path) -> Any:
     from specsel.logs.log import STATS
-    from specsel.selection.logistic import Selector
-    from specsel.selection.routing import redraft_plan, run_plan
+    from specsel.selection.selector import Selector
+    from specsel.study.oldrouting import redraft_plan, run_plan
 
     loaded = Selector.load(path, arms=log.arms, draft_len=log.draft_len, features=STATS)
     plan = redraft_plan(log, log.arms.index(loaded.dominant), loaded.redraft(log.stats))
@@ -256,13 +256,14 @@ def selector_fit(run: Run, out: Output, dominant: Dominant = None, as_json: Json
 
     Example: specsel selector fit data/runs/campaign -o selector.json
     """
-    from specsel.logs.log import block_view, read_log
-    from specsel.selection.logistic import fit_selector
-    from specsel.selection.redraft import dominant_blocks
+    from specsel.logs.log import read_log
+    from specsel.selection.blocks import blocks
+    from specsel.selection.selector import fit_selector
 
     log = read_log(run)
-    blocks = dominant_blocks(log) if dominant is None else block_view(log, _arm(log, dominant))
-    made = fit_selector(blocks, trained_on={"run": log.run, "label": log.label, "log_sha256": log.sha256})
+    made = fit_selector(
+        blocks(log, dominant), trained_on={"run": log.run, "label": log.label, "log_sha256": log.sha256}
+    )
     made.save(out)
     result = {
         "selector": str(out),
@@ -345,12 +346,13 @@ def breakeven_command(
         for r in (*rho, *(more or ()))
     ]
     limit, largest = break_even_rho(gap, capture, rate, alpha), max_alpha(gap, capture, rate)
-    finite = limit if limit is not None and math.isfinite(limit) else None
+    largest = None if math.isnan(largest) else largest
+    finite = limit if math.isfinite(limit) else None
     text = [
         ["rho", "best-of-N", "selector"],
         *([f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows),
     ]
-    shown = "never redrafts" if limit is None else "always pays" if finite is None else _number(limit)
+    shown = "never redrafts" if math.isnan(limit) else "always pays" if finite is None else _number(limit)
     show(
         {"rows": rows, "break_even_rho": finite, "max_alpha": largest},
         [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"],

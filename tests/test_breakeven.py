@@ -70,7 +70,7 @@ def test_speed_is_one_at_the_break_even_rho(gap, capture, rate, alpha):
 
 
 def test_break_even_has_defined_results_at_its_edges():
-    assert be.break_even_rho(0.1, 0.0, 0.0) is None and be.max_alpha(0.1, 0.0, 0.0) is None
+    assert math.isnan(be.break_even_rho(0.1, 0.0, 0.0)) and math.isnan(be.max_alpha(0.1, 0.0, 0.0))
     assert be.break_even_rho(0.0, 0.0, 0.5) == 0.0 and be.max_alpha(0.0, 0.0, 0.5) == 0.0
     assert be.break_even_rho(2.0, 1.0, 0.5) == math.inf
 
@@ -93,19 +93,21 @@ def test_impossible_values_are_refused_with_a_sentence(wrong, word):
         be.relative_speed(**{"gap": 0.133, "capture": 0.61, "rate": 0.43, "rho": 0.1} | wrong)
 
 
-def test_the_best_selector_is_the_best_point_of_the_frontier():
-    speed, at = be.best_selector([0.0, 0.61, 1.0], [0.0, 0.43, 1.0], 0.133, 0.10)
-    assert at == 1 and speed == be.relative_speed(0.133, 0.61, 0.43, 0.10)
-    assert be.best_selector([0.0, 0.61, 1.0], [0.0, 0.43, 1.0], 0.133, 5.0) == (1.0, 0)
+def test_arrays_give_what_their_numbers_give_and_undefined_entries_stay_undefined():
+    capture, rate = np.array([0.0, 0.61, 1.0, np.nan]), np.array([0.0, 0.43, 1.0, np.nan])
+    for formula, last in ((be.relative_speed, (0.1, 0.02)), (be.break_even_rho, (0.02,)), (be.max_alpha, (0.1,))):
+        alone = [formula(0.133, c, r, *last) for c, r in zip(capture[:3], rate[:3], strict=True)]
+        assert formula(0.133, capture, rate, *last) == pytest.approx([*alone, np.nan], nan_ok=True)
 
 
 def test_warm_up_calls_are_dropped_and_the_median_reported():
     values = json.loads((CASES / "timing_warmup.json").read_text("utf-8"))["values"]
-    spread = be.summarise_timings(values, warmup=5)
-    assert spread.median_s == pytest.approx(20.117, abs=1e-9) and (spread.n, spread.dropped) == (26, 5)
-    assert spread.low_s < spread.median_s < spread.high_s < 21
+    samples = [{"what": "overhead", "seconds": seconds} for seconds in values]
+    row = be.read_costs({"warmup": 5, "samples": samples}).table.iloc[0]
+    assert row.median_s == pytest.approx(20.117, abs=1e-9) and (row.n, row.dropped) == (26, 5)
+    assert row.low_s < row.median_s < row.high_s < 21
     with pytest.raises(be.CostError, match="leave nothing"):
-        be.summarise_timings(values, warmup=31)
+        be.read_costs({"warmup": 31, "samples": samples})
 
 
 def timings(**change):
@@ -127,14 +129,15 @@ def test_costs_interpolate_over_context_and_rows_and_stay_constant_outside():
     assert costs.draft_s("x", np.array([50, 200, 900])) == pytest.approx([0.01, 0.02, 0.03])
     assert costs.verify_s(np.array([1, 6, 40]), 100) == pytest.approx([0.1, 0.15, 0.2])
     assert costs.rho("x", 10, 100) == pytest.approx(0.05) and costs.alpha(5, 100) == pytest.approx(0.2 / 0.15 - 1)
-    assert set(costs.table()["dropped"]) == {1} and len(costs.table()) == 6
+    assert set(costs.table.dropped) == {1} and len(costs.table) == 6
 
 
 def test_a_block_costs_its_drafts_one_verification_catch_up_and_overhead():
     """Verification of 1 + 10 rows 0.2 s, draft 0.01 s, catch-up 0.005 s, overhead 0.001 s."""
     costs, at = be.read_costs(timings()), np.array([100, 100, 100])
     ran = np.array([[True], [True], [False]])
-    seconds = costs.block_s(("x",), np.full((3, 1), 10), at, ran=ran, stale=np.array([[False], [True], [True]]))
+    stale, rows = np.array([[False], [True], [True]]), np.where(ran[:, 0], 11, 1)
+    seconds = costs.block_s(("x",), at, ran=ran, rows=rows, stale=stale)
     assert seconds == pytest.approx([0.211, 0.216, 0.101])
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from specsel.costs import load_costs
 from specsel.logs.log import STATS, SpecselError
-from specsel.selection.logistic import Selector, fit_selector
-from specsel.selection.redraft import dominant_blocks
+from specsel.selection.blocks import blocks
+from specsel.selection.selector import Selector, fit_selector
 from specsel.study import drafters
 from specsel.study.overview import engine_check
 from specsel.study.simulation import Model, simulate_positions
@@ -64,7 +64,7 @@ def read_training(folder):
 READERS = {
     "selector.json": (None, read_selector),
     "training.json": (TRAINING, read_training),
-    "timings.json": ({"warmup": 1, "samples": SAMPLES}, lambda folder: load_costs(folder).table()),
+    "timings.json": ({"warmup": 1, "samples": SAMPLES}, lambda folder: load_costs(folder).table),
     "engine_check.json": (
         {"log_sha256": "x", "arms": {"eagle": CHECK}},
         lambda folder: engine_check(folder, replace(LOG, sha256="x")),
@@ -89,7 +89,7 @@ def places(value, above=()):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("files")
-    fit_selector(dominant_blocks(LOG)).save(found / "selector.json")
+    fit_selector(blocks(LOG)).save(found / "selector.json")
     for name, (content, _) in READERS.items():
         if content:
             (found / name).write_text(json.dumps(content))

@@ -8,9 +8,9 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from specsel.logs.log import STATS, block_view, read_log
-from specsel.selection.redraft import dominant_blocks, gains
-from specsel.selection.selector import fit_selector, leave_one_workload_out
 from specsel.study import diagnostics as dg
+from specsel.study.oldredraft import dominant_blocks, gains
+from specsel.study.oldselector import fit_selector, leave_one_workload_out
 from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"

@@ -19,10 +19,10 @@ from specsel.replay.replay import (
     oracle_request,
     oracle_workload,
 )
-from specsel.selection.redraft import dominant_blocks
-from specsel.selection.routing import redraft_plan, run_plan
-from specsel.selection.selector import frontier, leave_one_workload_out
 from specsel.study.headline import headline, to_json
+from specsel.study.oldredraft import dominant_blocks
+from specsel.study.oldrouting import redraft_plan, run_plan
+from specsel.study.oldselector import frontier, leave_one_workload_out
 from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"

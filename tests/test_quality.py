@@ -8,8 +8,8 @@ import pytest
 
 from specsel.logs.log import block_view, read_logs, write_log
 from specsel.replay.replay import fixed
-from specsel.selection.redraft import dominant_blocks
 from specsel.study import quality
+from specsel.study.oldredraft import dominant_blocks
 from specsel.study.simulation import Model, simulate_positions
 
 MODEL = Model(requests_per_workload=5, output_len=(20, 40), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)

@@ -1,14 +1,22 @@
-"""The redraft selector is judged on workloads that neither its model nor its threshold has seen."""
+"""The redraft selector is judged on workloads that neither its model nor its threshold has seen; its file decides the
+same.
+"""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from specsel.logs.log import block_view, read_log
-from specsel.selection import selector as sl
-from specsel.selection.redraft import dominant_blocks, gains, redraft_sums
+from specsel.logs.log import STATS, SpecselError, read_log
+from specsel.selection import redraft as rd
+from specsel.selection.blocks import blocks
+from specsel.selection.selector import Selector, fit_selector
+from specsel.stats import Resampling, by
 from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
@@ -21,71 +29,67 @@ def log():
 
 
 @pytest.fixture(scope="module")
-def blocks(log):
-    return dominant_blocks(log)
+def table(log):
+    return blocks(log)
 
 
 @pytest.fixture(scope="module")
-def table(blocks):
-    return lowo(blocks)
+def decided(table):
+    return rd.leave_one_workload_out(table)
 
 
-def lowo(blocks, **options):
-    return sl.leave_one_workload_out(blocks, rng=np.random.default_rng(4), **{"n_resamples": 500} | options)
+def skills(table, n_resamples=500, groups=("workload",), **options):
+    """Figures of the skill, and the decisions behind them."""
+    decided = rd.leave_one_workload_out(table, **options)
+    requests = rd.requests(table, decided.redraft)
+    return by(requests, {"skill": rd.skill}, groups=groups, resampling=Resampling(n_resamples), null={"skill": 1})
 
 
-def overwritten(blocks, w):
-    """The same blocks with other outcomes in workload w: every other arm suddenly emits the most."""
-    accepted, emitted = blocks.accepted.copy(), blocks.emitted.copy()
-    at = blocks.workload_of == w
-    emitted[at] = emitted[at][:, ::-1] + 3
-    accepted[at] = accepted[at][:, ::-1] + 3
-    return replace(blocks, accepted=accepted, emitted=emitted)
+def overwritten(table, workload):
+    """The same blocks with other outcomes in one workload: another arm suddenly emits more everywhere."""
+    return table.assign(best=table.best.where(table.workload != workload, table.own + 3))
 
 
-def leaky(blocks, w):
+def facts(train, table, workload):
+    """What is learned without a workload: threshold and coefficients."""
+    model, threshold, search = train(table, workload)
+    return threshold, search, model[-1].coef_.tolist()
+
+
+def train_without(table, workload):
+    return rd.train(table[table.workload != workload])
+
+
+def leaky(table, workload):
     """A planted leak: the threshold is chosen on the held-out workload itself."""
-    selector = sl.fit_selector(blocks, blocks.workload_of != w)
-    held, gain = blocks.workload_of == w, gains(blocks)
-    probability = selector.probability({n: v[held] for n, v in blocks.stats.items()})
-    heights = [gain[held] @ (probability >= t) / gain[held].sum() - (probability >= t).mean() for t in sl.THRESHOLDS]
-    return replace(selector, threshold=sl.THRESHOLDS[int(np.argmax(heights))])
+    model, _, _ = train_without(table, workload)
+    held = table[table.workload == workload]
+    redraft = model.predict_proba(rd.x_of(held, STATS))[:, [1]] >= np.array(rd.THRESHOLDS)
+    gain = (held.best - held.own).to_numpy()
+    return model, rd.THRESHOLDS[int((gain @ redraft / gain.sum() - redraft.mean(axis=0)).argmax())], []
 
 
-def sees_the_held_out_workload(fit, blocks) -> bool:
-    """Does overwriting the outcomes of the held-out workload move its selector?"""
-    return any(fit(blocks, w) != fit(overwritten(blocks, w), w) for w in range(len(blocks.workloads)))
-
-
-def test_threshold_and_model_ignore_the_held_out_workload(blocks):
-    assert not sees_the_held_out_workload(lambda b, w: sl.fit_selector(b, b.workload_of != w), blocks)
-    assert (
-        lowo(blocks, n_resamples=10).rows[1].selector == lowo(overwritten(blocks, 1), n_resamples=10).rows[1].selector
-    )
-
-
-def test_a_planted_leak_is_detected(blocks):
-    assert sees_the_held_out_workload(leaky, blocks)
+@pytest.mark.parametrize("train, leaks", [(train_without, False), (leaky, True)])
+def test_a_threshold_or_model_that_sees_the_held_out_workload_is_noticed(table, train, leaks):
+    names = table.workload.unique()
+    assert leaks == any(facts(train, table, w) != facts(train, overwritten(table, w), w) for w in names)
 
 
 def test_a_signal_beats_random_on_every_workload(table):
-    assert [row.verdict for row in table.rows] == ["beats random"] * 4
-    assert all(row.estimates["skill"].low > 1 and row.p_holm <= 0.05 for row in table.rows)
+    found = skills(table)
+    assert (found.low > 1).all() and (found.p <= 0.05).all()
 
 
-def shuffled(blocks, seed):
+def covers_one(table, seed, n_resamples=400):
     """Outcomes drawn anew for every block from all blocks: confidence knows nothing about them."""
-    order = np.random.default_rng(seed).permutation(blocks.n_blocks)
-    return replace(blocks, accepted=blocks.accepted[order], emitted=blocks.emitted[order])
+    order = np.random.default_rng(seed).permutation(len(table))
+    outcomes = ["own", "best", "own_accepted", "best_accepted"]
+    found = skills(table.assign(**{c: table[c].to_numpy()[order] for c in outcomes}), n_resamples, groups=["all"])
+    return found.low.isna()[0] or found.low[0] <= 1 <= found.high[0]
 
 
-def covers_one(blocks, seed, n_resamples=400):
-    found = lowo(shuffled(blocks, seed), n_resamples=n_resamples).pooled["skill"]
-    return found.low is None or found.low <= 1 <= found.high
-
-
-def test_selector_finds_no_skill_in_shuffled_labels(blocks):
-    assert sum(covers_one(blocks, seed) for seed in range(8)) >= 6
+def test_selector_finds_no_skill_in_shuffled_labels(table):
+    assert sum(covers_one(table, seed) for seed in range(8)) >= 6
 
 
 @pytest.mark.slow
@@ -95,65 +99,61 @@ def test_shuffled_labels_give_skill_one_in_93_of_100_seeds():
     With 24 requests per workload and 400 resamples a first version held 1 in 91 seeds: intervals from few requests are
     a little too narrow. At 100 requests and 1,000 resamples, a third of a full campaign, the demand holds.
     """
-    blocks = dominant_blocks(
-        simulate_positions(replace(MODEL, requests_per_workload=100), rng=np.random.default_rng(3))
-    )
-    assert sum(covers_one(blocks, seed, n_resamples=1000) for seed in range(100)) >= 93
+    many = blocks(simulate_positions(replace(MODEL, requests_per_workload=100), rng=np.random.default_rng(3)))
+    assert sum(covers_one(many, seed, n_resamples=1000) for seed in range(100)) >= 93
 
 
-def test_threshold_is_the_highest_point_above_random_on_the_training_workloads(table):
-    for row in table.rows:
-        best = max(score for _, score in row.selector.search)
-        assert row.selector.threshold == max(t for t, score in row.selector.search if score == best)
-        assert (
-            row.workload not in row.selector.trained_on["workloads"] and len(row.selector.trained_on["workloads"]) == 3
-        )
+def test_threshold_is_the_highest_point_above_random_on_the_training_workloads(table, decided):
+    for workload, threshold in decided.threshold.items():
+        _, _, search = train_without(table, workload)
+        best = max(score for _, score in search)
+        assert threshold == max(t for t, score in search if score == best)
 
 
-def test_the_pooled_sums_are_those_of_the_decisions(blocks, table):
-    assert np.array_equal(table.sums, redraft_sums(blocks, table.redraft))
-    assert table.pooled["redraft_rate"].value == pytest.approx(table.redraft.mean())
-    assert table.fitted.all() and np.isfinite(table.probability).all()
+def test_a_stated_threshold_is_taken_and_the_model_stays(table, decided):
+    found = rd.leave_one_workload_out(table, threshold=0.2)
+    assert set(found.threshold.values()) == {0.2} and np.array_equal(found.redraft, found.probability >= 0.2)
+    assert np.array_equal(found.probability, decided.probability)
+    few = rd.leave_one_workload_out(table, thresholds=(0.1, 0.9), features=("conf_mean",))
+    assert set(few.threshold.values()) <= {0.1, 0.9} and not np.array_equal(few.probability, decided.probability)
 
 
-def test_decisions_at_every_position_agree_with_those_at_block_starts(log, blocks, table):
-    assert np.array_equal(table.redraft_at(log)[blocks.rows], table.redraft)
+def test_decisions_at_every_position_agree_with_those_at_block_starts(log, table, decided):
+    assert np.array_equal(decided.everywhere(log)[table.row], decided.redraft)
+    early = rd.leave_one_workload_out(table, features=("match_length", "conf_mean"))
+    assert np.array_equal(early.everywhere(log)[table.row], early.redraft)
 
 
-def test_one_class_in_training_is_reported_and_the_other_folds_go_on():
-    """Only 'copy' has gains: held out, its training label has one class; the others have nothing to capture."""
-    rows = {row.workload: row for row in lowo(block_view(read_log(CASES / "single_class_fold.jsonl"), 0)).rows}
-    assert rows["copy"].verdict.startswith("not fitted: one class") and rows["copy"].estimates["skill"].value is None
-    for name in ("chat", "code", "gsm8k"):
-        assert rows[name].selector is not None and rows[name].estimates["capture"].value is None
-        assert rows[name].estimates["skill"].value is None and rows[name].verdict == "undefined: no block has a gain"
+@pytest.mark.parametrize(
+    "case, arm, reasons",
+    [
+        # only 'copy' has gains: held out, its training label has one class; the others have nothing to capture
+        ("single_class_fold", "dflash", {"copy": "one class", "chat": "", "code": "", "gsm8k": ""}),
+        ("all_tied", None, dict.fromkeys(("copy", "chat"), "one class")),
+        ("clustered", "dflash", {"chat": "no other workload"}),
+    ],
+)
+def test_what_cannot_be_fitted_says_why_and_the_other_folds_go_on(case, arm, reasons):
+    table = blocks(read_log(CASES / f"{case}.jsonl"), arm)
+    found = rd.leave_one_workload_out(table)
+    for workload, reason in found.reason.items():
+        assert reasons.get(workload, "one class") in reason and (reason != "") == (found.threshold[workload] is None)
+        assert not reason or not found.redraft[table.workload == workload].any()
+    assert found.fitted(table.workload).tolist() == np.isfinite(found.probability).tolist()
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_constant_feature_gives_no_warning_and_no_measurable_benefit():
-    view = block_view(read_log(CASES / "constant_feature.jsonl"), 0)
-    rows = {row.workload: row for row in lowo(view).rows}
-    assert rows["copy"].verdict == "no measurable benefit"
-    assert rows["copy"].estimates["redraft_rate"].value in (0.0, 1.0)
-    assert rows["copy"].estimates["skill"].value in (None, 1.0)
-
-
-def test_all_ties_and_one_workload_give_a_reason():
-    tied = lowo(dominant_blocks(read_log(CASES / "all_tied.jsonl")))
-    assert all("one class" in row.verdict for row in tied.rows) and tied.pooled["capture"].value is None
-    alone = lowo(block_view(read_log(CASES / "clustered.jsonl"), 0))
-    assert alone.rows[0].verdict == "not fitted: no other workload to train on"
-    assert alone.rows[0].estimates["oracle_gap"].value is not None
+def test_a_constant_feature_gives_no_warning_and_all_or_nothing():
+    table = blocks(read_log(CASES / "constant_feature.jsonl"), "dflash")
+    assert rd.leave_one_workload_out(table).redraft[table.workload == "copy"].mean() in (0, 1)
 
 
 @pytest.mark.parametrize("workloads, arms", [(2, 2), (3, 3), (5, 6)])
 def test_any_number_of_arms_and_workloads_works(workloads, arms):
-    names = tuple(f"arm{k}" for k in range(arms))
-    odds = tuple(tuple(0.5 - 0.2 * k for k in range(arms)) for _ in range(workloads))
     model = Model(
-        arms=names,
+        arms=tuple(f"arm{k}" for k in range(arms)),
         workloads=tuple(f"w{i}" for i in range(workloads)),
-        logit=odds,
+        logit=(tuple(0.5 - 0.2 * k for k in range(arms)),) * workloads,
         passage=((0.0,) * arms, (-1.5,) + (1.0,) * (arms - 1)),
         no_draft=(0.0,) * arms,
         silent=(),
@@ -161,52 +161,81 @@ def test_any_number_of_arms_and_workloads_works(workloads, arms):
         output_len=(30, 50),
         draft_len=5,
     )
-    found = lowo(dominant_blocks(simulate_positions(model, rng=np.random.default_rng(0))))
-    assert len(found.rows) == workloads and all(row.selector for row in found.rows)
+    found = rd.leave_one_workload_out(blocks(simulate_positions(model, rng=np.random.default_rng(0))))
+    assert len(found.model) == workloads
 
 
-def test_missing_values_are_filled_from_the_training_workloads_only(blocks):
-    stats = {n: v.copy() for n, v in blocks.stats.items()}
-    d, at = blocks.arms.index(blocks.path_arm), blocks.workload_of == 0
-    stats["conf_min"][at, d] = np.nan
-    gone = replace(blocks, stats=stats)
-    assert np.isfinite(lowo(gone).probability).all()
-    kept = sl.fit_selector(blocks, ~at)
-    assert sl.fit_selector(gone, ~at) == kept
+def test_missing_values_are_filled_from_the_training_workloads_only(table):
+    gone = table.assign(conf_min=table.conf_min.where(table.workload != "chat"))
+    assert np.isfinite(rd.leave_one_workload_out(gone).probability).all()
+    assert facts(train_without, gone, "chat") == facts(train_without, table, "chat")
 
 
-def test_an_arm_without_statistics_is_not_fitted_for_a_stated_reason(blocks):
-    stats = {n: np.full_like(v, np.nan) for n, v in blocks.stats.items()}
-    found = lowo(replace(blocks, stats=stats))
-    assert all("has no value of conf_mean" in row.reason for row in found.rows)
-    absent = lowo(replace(blocks, stats={"match_length": stats["conf_mean"]}))
-    assert all("has no value of conf_mean" in row.reason for row in absent.rows)
+def test_an_arm_without_statistics_is_not_fitted_for_a_stated_reason(table):
+    found = rd.leave_one_workload_out(table.assign(**dict.fromkeys(STATS, np.nan)))
+    assert all("has no value of conf_mean" in reason for reason in found.reason.values())
 
 
-def test_the_frontier_runs_from_everything_to_nothing_and_passes_the_operating_points(blocks, table):
-    found = sl.frontier(blocks, table.probability, rng=np.random.default_rng(0), n_resamples=200)
-    assert set(found["scope"]) == {"all", *blocks.workloads}
-    for _, rows in found.groupby("scope", sort=False):
-        assert rows["capture"].iloc[0] == rows["redraft_rate"].iloc[0] == 1 and rows["capture"].iloc[-1] == 0
-        assert (rows["capture"].diff().dropna() <= 1e-12).all() and (rows["low"] <= rows["capture"] + 1e-9).all()
-    row = table.rows[1]
-    here = found[(found["scope"] == row.workload) & np.isclose(found["threshold"], row.selector.threshold)].iloc[0]
-    assert here["capture"] == pytest.approx(row.estimates["capture"].value)
-    assert here["redraft_rate"] == pytest.approx(row.estimates["redraft_rate"].value)
+def test_more_blocks_than_the_cap_are_thinned_evenly(table, monkeypatch):
+    monkeypatch.setattr(rd, "MAX_ROWS", 200)
+    thinned = rd.train(table)
+    monkeypatch.undo()
+    assert thinned[1:] == rd.train(table.iloc[:: -(-len(table) // 200)])[1:]
 
 
-def test_operating_points_are_those_of_the_table(table):
-    points = table.operating_points().set_index("scope")
-    assert points.loc["all", "capture"] == table.pooled["capture"].value
-    assert points.loc["code", "redraft_rate"] == table.rows[1].estimates["redraft_rate"].value
+# ---- the file
 
 
-def test_a_frontier_without_any_gain_is_empty():
-    view = dominant_blocks(read_log(CASES / "all_tied.jsonl"))
-    assert sl.frontier(view, np.full(view.n_blocks, 0.5), rng=np.random.default_rng(0)).empty
+@pytest.fixture(scope="module")
+def gappy(log):
+    """A log with missing values, so that the indicators matter."""
+    stats = {n: v.copy() for n, v in log.stats.items()}
+    stats["conf_min"][::3] = np.nan
+    return replace(log, stats=stats)
 
 
-def test_same_seed_same_table_another_seed_other_limits(blocks, table):
-    assert lowo(blocks).pooled == table.pooled
-    other = sl.leave_one_workload_out(blocks, rng=np.random.default_rng(9), n_resamples=500).pooled["skill"]
-    assert other.value == table.pooled["skill"].value and other.low != table.pooled["skill"].low
+def test_probabilities_are_those_of_scaler_and_logistic_regression(log, table):
+    x, label = table[list(STATS)].to_numpy(), table.best > table.own
+    library = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x, label)
+    mine = fit_selector(table).probability(log.stats)[table.row]
+    assert mine == pytest.approx(library.predict_proba(x)[:, 1], abs=1e-9)
+
+
+def test_a_missing_value_counts_as_the_training_mean_plus_an_indicator(gappy):
+    """Pipeline and file agree where values are missing, and where a feature never had one."""
+    table = blocks(gappy).assign(conf_first=np.nan)
+    selector, at = fit_selector(table), STATS.index("conf_min")
+    assert selector.fill[at] == pytest.approx(table.conf_min.mean()) and selector.fill[STATS.index("conf_first")] == 0
+    assert selector.center[len(STATS) + at] == pytest.approx(table.conf_min.isna().mean())
+    stats = {n: v[table.row] for n, v in gappy.stats.items() if n != "conf_first"}
+    model, threshold, _ = rd.train(table)
+    assert selector.probability(stats) == pytest.approx(model.predict_proba(rd.x_of(table, STATS))[:, 1])
+    assert selector.threshold == threshold
+
+
+def test_a_saved_selector_decides_the_same_and_is_readable(gappy, tmp_path):
+    table = blocks(gappy)
+    selector = fit_selector(table, trained_on={"log_sha256": "abc"})
+    selector.save(tmp_path / "s.json")
+    loaded = Selector.load(tmp_path / "s.json", arms=gappy.arms, draft_len=9, features=STATS)
+    assert loaded == selector and np.array_equal(loaded.redraft(gappy.stats), selector.redraft(gappy.stats))
+    written = json.loads((tmp_path / "s.json").read_text())
+    assert written["trained_on"]["log_sha256"] == "abc" and written["criterion"] == rd.CRITERION
+    assert written["trained_on"]["blocks"] == len(table) and written["trained_on"]["requests"] == gappy.n_requests
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [({"arms": ("a", "b")}, "arms"), ({"draft_len": 5}, "draft_len 9"), ({"features": ("conf_min",)}, "features")],
+)
+def test_another_pool_or_feature_set_is_refused_by_name(table, tmp_path, wrong, words):
+    fit_selector(table).save(tmp_path / "s.json")
+    with pytest.raises(SpecselError, match=words):
+        Selector.load(tmp_path / "s.json", **wrong)
+
+
+def test_a_file_that_is_no_selector_is_refused(tmp_path):
+    for text in ("{}", "[1]", "no json", '{"kind": "redraft selector", "schema": 2}'):
+        (tmp_path / "s.json").write_text(text)
+        with pytest.raises(SpecselError, match="specsel selector fit"):
+            Selector.load(tmp_path / "s.json")

@@ -14,7 +14,7 @@ from torch import Tensor
 from specsel.engine.generate import Choose, greedy
 from specsel.engine.target import Features, cache_length, keep
 from specsel.engine.verify import accept, attention_mask, merge
-from specsel.selection.logistic import Selector
+from specsel.selection.selector import Selector
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from specsel.engine.harness import cpu_name
 from specsel.engine.target import Features
 from specsel.logs import log as logs
 from specsel.logs.log import SpecselError
-from specsel.selection.logistic import Selector
+from specsel.selection.selector import Selector
 
 FILE = "race.json"
 

@@ -1,102 +1,201 @@
-"""What a redraft gains: per-request sums over the blocks of the dominant arm, and the ratios of them.
+"""The redraft selector: after the first arm has drafted, do its confidences say that another arm would emit more?
 
-Let a_d be the dominant arm's count on a block and M the largest count of any arm (original study, section 4).
-Everything is a ratio of per-request sums, so that requests can be resampled. Not handled here: who decides on a redraft
-(`specsel.selection.selector`).
+A logistic regression on statistics of that draft, judged on workloads that neither its weights nor its threshold have
+seen. Figures are ratios of sums over requests (equations in the chapter on the selector). Not handled here: intervals,
+routing before drafting (`specsel.selection.route`), the file of a selector (`specsel.selection.selector`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import LeaveOneGroupOut
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
 
-from specsel.logs.log import BlockLog, PositionLog, SpecselError, block_view
-from specsel.replay.replay import Replay, fixed
-from specsel.study.oldstats import ratio, request_sums
+from specsel.logs.log import STATS, PositionLog, SpecselError
+from specsel.selection.blocks import known
+from specsel.stats import Sums, ratio
 
-BASE, GAIN, TAKEN, REDRAFTED, BLOCKS = range(5)  # columns of redraft_sums
+MAX_ROWS = 100_000  # blocks for one fit or one threshold, thinned evenly; the learning curve is flat long before
+THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+CRITERION = (
+    "highest mean of capture - redraft rate (height above random redrafting) over the training workloads, "
+    "each judged by a model that has not seen it; ties go to the highest threshold"
+)
 
 
-def dominant_blocks(log: PositionLog) -> BlockLog:
-    """The blocks of the dominant arm: the arm that needs the fewest blocks (lowest index on ties), or the only logged
-    path.
+class NotFitted(SpecselError):
+    """A selector that these blocks cannot give; the message starts with 'not fitted:' and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What leave-one-workload-out decides at every block (B), and the models that decided."""
+
+    probability: np.ndarray  # (B,) that another arm emits more; nan where not fitted
+    redraft: np.ndarray  # (B,) bool: probability >= threshold; False where not fitted
+    threshold: dict[str, float | None]  # workload -> threshold of the model that has not seen it; None: not fitted
+    reason: dict[str, str]  # workload -> "", or why it has no model, in one sentence
+    model: dict[str, Pipeline]  # workload -> the model, where there is one
+    features: tuple[str, ...]
+    dominant: str  # the arm that drafts first
+
+    def fitted(self, workload: pd.Series) -> np.ndarray:
+        """(n,) bool: do these workloads have a model?"""
+        return np.isin(workload, list(self.model))
+
+    def everywhere(self, log: PositionLog) -> np.ndarray:
+        """(N,) bool: the decision at every position of the log, by the model that has not seen its workload."""
+        arm, found = log.arms.index(self.dominant), np.zeros(log.n_positions, dtype=bool)
+        x = np.stack([known(log, name, arm) for name in self.features], axis=1)
+        workload = np.array(log.workloads, dtype=object)[log.workload[log.request_of]]
+        for name, model in self.model.items():
+            at = workload == name
+            if at.any():
+                found[at] = model.predict_proba(x[at])[:, 1] >= self.threshold[name]
+        return found
+
+
+def leave_one_workload_out(
+    blocks: pd.DataFrame,
+    *,
+    features: Sequence[str] = STATS,
+    thresholds: Sequence[float] = THRESHOLDS,
+    threshold: float | None = None,
+) -> Decided:
+    """Each workload of ``blocks`` (see `blocks`) decided by a model of the others, threshold included.
+
+    ``threshold`` None: chosen among ``thresholds`` inside the training workloads by `CRITERION`. Which arm drafts first
+    was taken over all workloads, as in the original study: this choice sees the held-out one. A workload that cannot be
+    fitted says why in ``reason``, and the others go on.
     """
-    if not log.complete:
-        return block_view(log)
-    return block_view(log, dominant_arm([fixed(log, arm) for arm in range(log.n_arms)]))
+    probability, redraft = np.full(len(blocks), np.nan), np.zeros(len(blocks), dtype=bool)
+    names = blocks.workload.unique().tolist()
+    chosen, reason, models = dict.fromkeys(names), dict.fromkeys(names, ""), {}
+    for name in names:
+        held = (blocks.workload == name).to_numpy()
+        try:
+            model, limit, _ = train(blocks[~held], features=features, thresholds=thresholds, threshold=threshold)
+        except NotFitted as why:
+            reason[name] = str(why)
+            continue
+        models[name], chosen[name] = model, limit
+        probability[held] = model.predict_proba(x_of(blocks[held], features))[:, 1]
+        redraft[held] = probability[held] >= limit
+    return Decided(probability, redraft, chosen, reason, models, tuple(features), blocks.attrs["dominant"])
 
 
-def dominant_arm(runs: Sequence[Replay]) -> int:
-    """The arm whose run (each arm always, in order) has the fewest blocks; the lowest index on ties."""
-    return int(np.argmin([run.blocks.sum() for run in runs]))
+def train(
+    blocks: pd.DataFrame,
+    *,
+    features: Sequence[str] = STATS,
+    thresholds: Sequence[float] = THRESHOLDS,
+    threshold: float | None = None,
+) -> tuple[Pipeline, float, list[tuple[float, float]]]:
+    """Model and threshold from these blocks and nothing else, and the search: (threshold, criterion) of each.
 
-
-def first_arm(blocks: BlockLog) -> int:
-    """Index of the arm whose blocks these are."""
-    if blocks.path_arm not in blocks.arms:
-        raise SpecselError("these blocks belong to no single arm, so none drafts first; name one: block_view(log, arm)")
-    return blocks.arms.index(blocks.path_arm)
-
-
-def gains(blocks: BlockLog, *, count: str = "emitted") -> np.ndarray:
-    """(B,) tokens that the best arm has over the dominant one at each block, >= 0; count is "emitted" or "accepted"."""
-    arms = getattr(blocks, count).T  # arm by arm: a maximum over a short last axis is slow
-    return (reduce(np.maximum, arms) - arms[first_arm(blocks)]).astype(np.int64)
-
-
-def redraft_sums(blocks: BlockLog, redraft: np.ndarray, *, count: str = "emitted") -> np.ndarray:
-    """(R, 5) per-request sums: the dominant arm's tokens, gain available, gain taken, redrafted blocks, blocks.
-
-    redraft (B,) bool says which blocks are redrafted; the ratios below are functions of these sums (last axis).
+    Raises NotFitted when the blocks hold one class, no value of any feature, or no fold that can judge a threshold.
     """
-    gain, redraft = gains(blocks, count=count), np.asarray(redraft, dtype=bool)
-    base = getattr(blocks, count)[:, first_arm(blocks)]
-    columns = (base, gain, gain * redraft, redraft, np.ones(len(gain)))
-    return np.stack([request_sums(c, blocks.request_of, len(blocks.requests)) for c in columns], axis=1)
+    blocks = blocks.iloc[:: max(1, -(-len(blocks) // MAX_ROWS))]
+    model = fit(blocks, features)
+    if threshold is not None:
+        return model, threshold, []
+    search = _search(blocks, features, thresholds)
+    best = max(search, key=lambda found: found[::-1])
+    return model, best[0], search
 
 
-def oracle_gap(sums: np.ndarray) -> np.ndarray:
-    """G: gain available / tokens of the dominant arm (mean best / mean dominant - 1).
+def fit(blocks: pd.DataFrame, features: Sequence[str] = STATS) -> Pipeline:
+    """Missing values become training means plus an indicator; then a logistic regression. Raises NotFitted."""
+    x, label = x_of(blocks, features), (blocks.best > blocks.own).to_numpy()
+    if not len(blocks):
+        raise NotFitted("not fitted: no other workload to train on")
+    if label.all() or not label.any():
+        share = "all" if label.any() else "never"
+        raise NotFitted(f"not fitted: one class (the training blocks are {share} worth a redraft)")
+    if np.isnan(x).all():
+        dominant = blocks.attrs.get("dominant", "the first arm")
+        raise NotFitted(f"not fitted: '{dominant}' has no value of {', '.join(features)} in the training blocks")
+    imputer = SimpleImputer(add_indicator=True, keep_empty_features=True)
+    return Pipeline(
+        [("impute", imputer), ("scale", StandardScaler()), ("logistic", LogisticRegression(max_iter=1000))]
+    ).fit(x, label)
 
-    >>> float(oracle_gap(np.array([10., 6., 3., 4., 8.])))
-    0.6
+
+def x_of(blocks: pd.DataFrame, features: Sequence[str]) -> np.ndarray:
+    """(B, F) features of the first arm's draft."""
+    return blocks[list(features)].to_numpy(dtype=float)
+
+
+def _search(blocks: pd.DataFrame, features: Sequence[str], thresholds: Sequence[float]) -> list[tuple[float, float]]:
+    """(threshold, mean over inner folds of capture - redraft rate): by workload, or by request into five folds where
+    one workload, or none that can judge, is left.
     """
-    return ratio(sums[..., GAIN], sums[..., BASE])
+    by_request = blocks.groupby(["workload", "request"], sort=False).ngroup() % 5
+    for groups in (blocks.workload, by_request):
+        heights = []
+        for rows, held in LeaveOneGroupOut().split(blocks, groups=groups) if groups.nunique() > 1 else ():
+            gain = (blocks.best - blocks.own).to_numpy()[held]
+            try:
+                model = fit(blocks.iloc[rows], features) if gain.any() else None
+            except NotFitted:
+                model = None
+            if model is not None:
+                redraft = model.predict_proba(x_of(blocks.iloc[held], features))[:, [1]] >= np.array(thresholds)
+                heights.append(gain @ redraft / gain.sum() - redraft.sum(axis=0) / len(held))
+        if heights:
+            return list(zip(map(float, thresholds), np.mean(heights, axis=0).tolist(), strict=True))
+    raise NotFitted("not fitted: no fold of the training blocks can judge a threshold (no gain, or one class)")
 
 
-def capture(sums: np.ndarray) -> np.ndarray:
-    """c: gain on redrafted blocks / gain on all blocks; nan when no block has a gain.
+# ---- figures: functions of the sums of a table of requests
 
-    >>> float(capture(np.array([10., 6., 3., 4., 8.])))
-    0.5
+
+def requests(blocks: pd.DataFrame, redraft: np.ndarray) -> pd.DataFrame:
+    """One row per request: own (tokens of the first arm), gain (what the best arm has more), taken (gain on redrafted
+    blocks), redrafted, blocks; and own_accepted, gain_accepted, taken_accepted without the bonus.
     """
-    return ratio(sums[..., TAKEN], sums[..., GAIN])
+    rows = blocks[["workload", "request", "own", "own_accepted"]].assign(
+        gain=blocks.best - blocks.own,
+        gain_accepted=blocks.best_accepted - blocks.own_accepted,
+        redrafted=np.asarray(redraft, dtype=int),
+        blocks=1,
+    )
+    rows = rows.assign(taken=rows.gain * rows.redrafted, taken_accepted=rows.gain_accepted * rows.redrafted)
+    return rows.groupby(["workload", "request"], sort=False).sum().reset_index()
 
 
-def redraft_rate(sums: np.ndarray) -> np.ndarray:
-    """r: redrafted blocks / blocks.
-
-    >>> float(redraft_rate(np.array([10., 6., 3., 4., 8.])))
-    0.5
-    """
-    return ratio(sums[..., REDRAFTED], sums[..., BLOCKS])
+def oracle_gap(s: Sums) -> np.ndarray:
+    """G: gain available over the tokens of the first arm."""
+    return ratio(s.gain, s.own)
 
 
-def skill(sums: np.ndarray) -> np.ndarray:
-    """c / r: redrafting at random has skill 1; nan when nothing is redrafted or nothing can be gained.
-
-    >>> float(skill(np.array([10., 6., 3., 4., 16.])))
-    2.0
-    """
-    return ratio(sums[..., TAKEN] * sums[..., BLOCKS], sums[..., GAIN] * sums[..., REDRAFTED])
+def capture(s: Sums) -> np.ndarray:
+    """c: gain on redrafted blocks over the gain on all blocks; nan where there is no gain."""
+    return ratio(s.taken, s.gain)
 
 
-def token_gain(sums: np.ndarray) -> np.ndarray:
-    """c x G: gain taken / tokens of the dominant arm.
+def redraft_rate(s: Sums) -> np.ndarray:
+    """r: redrafted blocks over blocks."""
+    return ratio(s.redrafted, s.blocks)
 
-    >>> float(token_gain(np.array([10., 6., 3., 4., 8.])))
-    0.3
-    """
-    return ratio(sums[..., TAKEN], sums[..., BASE])
+
+def skill(s: Sums) -> np.ndarray:
+    """c / r: redrafting at random has skill 1; nan where nothing is redrafted or nothing can be gained."""
+    return ratio(s.taken * s.blocks, s.gain * s.redrafted)
+
+
+def token_gain(s: Sums) -> np.ndarray:
+    """c G: gain taken over the tokens of the first arm."""
+    return ratio(s.taken, s.own)
+
+
+QUANTITIES: Mapping[str, Callable[[Sums], np.ndarray]] = {
+    f.__name__: f for f in (oracle_gap, capture, redraft_rate, skill, token_gain)
+}

@@ -18,9 +18,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from specsel.costs import break_even_rhos
+from specsel.costs import break_even_rho
 from specsel.logs.log import PositionLog, SpecselError, readable, write_bytes_atomically
 from specsel.replay.replay import fixed
+from specsel.selection.redraft import capture, oracle_gap, redraft_rate, skill, token_gain
 from specsel.stats import Estimate, Resampling, Sums, by, by_rows, ratio, request_sums
 from specsel.study.simulation import Model, expected_over_blocks, simulate_positions, true_oracle_gap
 
@@ -54,13 +55,13 @@ QUANTITIES: Mapping[str, Callable[[Sums], np.ndarray]] = {
     "block efficiency, one workload": lambda s: ratio(s.tokens, s.first),
     "gain of one arm over another": lambda s: ratio(s.second, s.first) - 1,
     "workload headroom": _headroom,
-    "oracle gap": lambda s: ratio(s.gain, s.own),
-    "capture": lambda s: ratio(s.taken, s.gain),
-    "redraft rate": lambda s: ratio(s.redrafted, s.blocks),
-    "skill": lambda s: ratio(s.taken * s.blocks, s.gain * s.redrafted),
-    "skill, one workload": lambda s: ratio(s.taken * s.blocks, s.gain * s.redrafted),
-    "token gain": lambda s: ratio(s.taken, s.own),
-    "break-even rho": lambda s: break_even_rhos(ratio(s.taken, s.own), ratio(s.redrafted, s.blocks)),
+    "oracle gap": oracle_gap,
+    "capture": capture,
+    "redraft rate": redraft_rate,
+    "skill": skill,
+    "skill, one workload": skill,
+    "token gain": token_gain,
+    "break-even rho": lambda s: break_even_rho(token_gain(s), 1.0, redraft_rate(s)),
 }
 BY_BLOCKS = {"block efficiency": lambda s: ratio(s[:, 0], s[:, 1]), "oracle gap": lambda s: ratio(s[:, 2], s[:, 0])}
 

@@ -15,9 +15,9 @@ import pandas as pd
 from sklearn.metrics import roc_auc_score
 
 from specsel.logs.log import STATS, BlockLog, PositionLog, block_view
-from specsel.selection.logistic import NotFitted, feature_matrix, fit_selector, untuned
-from specsel.selection.redraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
-from specsel.selection.selector import LowoTable
+from specsel.study.oldlogistic import NotFitted, feature_matrix, fit_selector, untuned
+from specsel.study.oldredraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
+from specsel.study.oldselector import LowoTable
 from specsel.study.oldstats import bootstrap_many, ratio, request_sums
 
 TRANSFERRED = {"skill": skill, "capture": capture, "redraft_rate": redraft_rate, "oracle_gap": oracle_gap}

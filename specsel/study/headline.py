@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.costs import Costs, break_even_rhos
+from specsel.costs import Costs, break_even_rho
 from specsel.logs.log import BlockLog, PositionLog, block_view
 from specsel.paper.claims import Claim, make_claim
 from specsel.replay.replay import Replay, fixed, oracle_block, oracle_dp
-from specsel.selection.redraft import (
+from specsel.study.oldredraft import (
     BASE,
     BLOCKS,
     GAIN,
@@ -34,8 +34,8 @@ from specsel.selection.redraft import (
     redraft_sums,
     token_gain,
 )
-from specsel.selection.routing import context_length, one_arm, plain_decoding, redraft_plan, run_plan
-from specsel.selection.selector import THRESHOLDS, UNDEFINED, HeldOut, LowoTable, frontier_sums, hold_out, judge
+from specsel.study.oldrouting import context_length, one_arm, plain_decoding, redraft_plan, run_plan
+from specsel.study.oldselector import THRESHOLDS, UNDEFINED, HeldOut, LowoTable, frontier_sums, hold_out, judge
 from specsel.study.oldstats import Estimate, Statistic, bootstrap_many, bootstrap_rows, ratio, request_sums
 
 RHOS = (0.02, 0.05, 0.10, 0.15, 0.20)  # of the published break-even table
@@ -342,7 +342,7 @@ def _break_even_claims(made: _Collector, blocks: BlockLog, table: HeldOut) -> No
     nothing = "undefined: nothing is redrafted"
     always = nothing if not table.redraft.any() else "undefined: redrafting pays at every drafter cost"
     made.queue(
-        {"break_even_rho": lambda s: break_even_rhos(token_gain(s), redraft_rate(s))},
+        {"break_even_rho": lambda s: break_even_rho(token_gain(s), 1.0, redraft_rate(s))},
         table.sums,
         "break_even_rho",
         within=within,

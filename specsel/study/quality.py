@@ -14,9 +14,9 @@ import pandas as pd
 
 from specsel.logs.log import PositionLog, block_view
 from specsel.paper.words import listed, sentence
-from specsel.selection.redraft import dominant_blocks
-from specsel.selection.routing import decision_runs
-from specsel.selection.selector import leave_one_workload_out
+from specsel.study.oldredraft import dominant_blocks
+from specsel.study.oldrouting import decision_runs
+from specsel.study.oldselector import leave_one_workload_out
 from specsel.study.oldstats import Estimate, bootstrap_many, ratio
 
 FINAL = ("final", "best")  # names of the last checkpoint of a training

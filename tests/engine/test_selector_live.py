@@ -15,8 +15,8 @@ from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.races import race
 from specsel.logs import log as logs
 from specsel.logs.log import SpecselError
-from specsel.selection.logistic import Selector
-from specsel.selection.routing import redraft_plan, run_plan
+from specsel.selection.selector import Selector
+from specsel.study.oldrouting import redraft_plan, run_plan
 
 
 @pytest.fixture

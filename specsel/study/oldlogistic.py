@@ -2,7 +2,7 @@
 
 Features are statistics of the dominant arm's draft, the label is "another arm emits more". Whoever fits says which
 blocks may be seen; nothing else is looked at. Not handled here: how well a selector does on other workloads
-(`specsel.selection.selector`).
+(`specsel.study.oldselector`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from specsel.logs.log import STATS, BlockLog, SpecselError, readable, write_bytes_atomically
-from specsel.selection.redraft import first_arm, gains
+from specsel.study.oldredraft import first_arm, gains
 
 EVERY = slice(None)
 MAX_ROWS = 100_000  # blocks for one fit or one threshold, thinned evenly; the learning curve is flat long before

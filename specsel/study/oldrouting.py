@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from specsel.costs import Costs
 from specsel.logs.log import PositionLog, SpecselError, block_view, require_complete
 from specsel.replay.replay import Replay, oracle_dp
-from specsel.selection.logistic import NotFitted, Selector, fit_selector
-from specsel.selection.redraft import dominant_blocks
+from specsel.study.oldlogistic import NotFitted, Selector, fit_selector
+from specsel.study.oldredraft import dominant_blocks
 from specsel.study.oldstats import bootstrap_many, ratio, request_sums
 
 KINDS = ("logistic", "boosting")
@@ -100,7 +100,7 @@ def _seconds(log: PositionLog, rows: np.ndarray, request: np.ndarray, ran: np.nd
     width = 1 + accepted.max(axis=1) + (proposed - accepted).sum(axis=1)
     stale = np.zeros(ran.shape, dtype=bool)
     stale[1:] = ~drafted[:-1] & (request[1:] == request[:-1])[:, None]
-    return costs.block_s(log.arms, proposed, context_length(log)[rows], ran=drafted, rows=width, stale=stale)
+    return costs.block_s(log.arms, context_length(log)[rows], ran=drafted, rows=width, stale=stale)
 
 
 def _parts(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
