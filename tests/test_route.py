@@ -8,9 +8,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from specsel.costs import read_costs
 from specsel.logs.log import SpecselError
-from specsel.replay.replay import follow
+from specsel.replay.replay import Plan, follow
 from specsel.selection import route as rt
 from specsel.study.simulation import Model, simulate_positions
+
+pytestmark = pytest.mark.skipif(not hasattr(Plan, "one"), reason="plans of one arm only")
 
 MODEL = Model(requests_per_workload=6, output_len=(40, 60), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)
 

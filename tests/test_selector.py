@@ -64,7 +64,7 @@ def leaky(table, workload):
     """A planted leak: the threshold is chosen on the held-out workload itself."""
     model, _, _ = train_without(table, workload)
     held = table[table.workload == workload]
-    redraft = model.predict_proba(rd.x_of(held, STATS))[:, [1]] >= np.array(rd.THRESHOLDS)
+    redraft = model.predict_proba(held[list(STATS)])[:, [1]] >= np.array(rd.THRESHOLDS)
     gain = (held.best - held.own).to_numpy()
     return model, rd.THRESHOLDS[int((gain @ redraft / gain.sum() - redraft.mean(axis=0)).argmax())], []
 
@@ -209,7 +209,7 @@ def test_a_missing_value_counts_as_the_training_mean_plus_an_indicator(gappy):
     assert selector.center[len(STATS) + at] == pytest.approx(table.conf_min.isna().mean())
     stats = {n: v[table.row] for n, v in gappy.stats.items() if n != "conf_first"}
     model, threshold, _ = rd.train(table)
-    assert selector.probability(stats) == pytest.approx(model.predict_proba(rd.x_of(table, STATS))[:, 1])
+    assert selector.probability(stats) == pytest.approx(model.predict_proba(table[list(STATS)])[:, 1])
     assert selector.threshold == threshold
 
 

@@ -16,7 +16,8 @@ from specsel.replay.replay import best_arms, fixed
 def blocks(log: PositionLog, arm: str | None = None) -> pd.DataFrame:
     """One row per block (B rows) of ``arm``, by default the arm that needs the fewest blocks over the whole log.
 
-    Columns: workload, request, position (of the anchor), row (in the log); own and best (tokens that the arm and the
+    Columns: workload, request, number (of the request in the log, 0..R-1), position (of the anchor), row (in the log);
+    own and best (tokens that the arm and the
     best arm emit there, bonus included), own_accepted and best_accepted (the same without the bonus), best_arm (its
     name, "tie" where several emit most), source (whose draft the arm handed on: its own name unless it is composite);
     the `STATS` of the arm's draft and the `CONTEXT` known before it (nan = missing). ``attrs``: dominant (the arm's
@@ -36,6 +37,7 @@ def blocks(log: PositionLog, arm: str | None = None) -> pd.DataFrame:
         {
             "workload": np.array(log.workloads, dtype=object)[log.workload[request]],
             "request": np.array(log.requests, dtype=object)[request],
+            "number": request,
             "position": log.position[rows],
             "row": rows,
             "own": emitted[:, k].astype(int),

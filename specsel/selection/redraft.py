@@ -53,7 +53,7 @@ class Decided:
     def everywhere(self, log: PositionLog) -> np.ndarray:
         """(N,) bool: the decision at every position of the log, by the model that has not seen its workload."""
         arm, found = log.arms.index(self.dominant), np.zeros(log.n_positions, dtype=bool)
-        x = np.stack([known(log, name, arm) for name in self.features], axis=1)
+        x = pd.DataFrame({name: known(log, name, arm) for name in self.features})
         workload = np.array(log.workloads, dtype=object)[log.workload[log.request_of]]
         for name, model in self.model.items():
             at = workload == name
@@ -86,7 +86,7 @@ def leave_one_workload_out(
             reason[name] = str(why)
             continue
         models[name], chosen[name] = model, limit
-        probability[held] = model.predict_proba(x_of(blocks[held], features))[:, 1]
+        probability[held] = model.predict_proba(blocks.loc[held, list(features)])[:, 1]
         redraft[held] = probability[held] >= limit
     return Decided(probability, redraft, chosen, reason, models, tuple(features), blocks.attrs["dominant"])
 
@@ -113,13 +113,13 @@ def train(
 
 def fit(blocks: pd.DataFrame, features: Sequence[str] = STATS) -> Pipeline:
     """Missing values become training means plus an indicator; then a logistic regression. Raises NotFitted."""
-    x, label = x_of(blocks, features), (blocks.best > blocks.own).to_numpy()
+    x, label = blocks[list(features)], (blocks.best > blocks.own).to_numpy()
     if not len(blocks):
         raise NotFitted("not fitted: no other workload to train on")
     if label.all() or not label.any():
         share = "all" if label.any() else "never"
         raise NotFitted(f"not fitted: one class (the training blocks are {share} worth a redraft)")
-    if np.isnan(x).all():
+    if x.isna().all(axis=None):
         dominant = blocks.attrs.get("dominant", "the first arm")
         raise NotFitted(f"not fitted: '{dominant}' has no value of {', '.join(features)} in the training blocks")
     imputer = SimpleImputer(add_indicator=True, keep_empty_features=True)
@@ -128,17 +128,11 @@ def fit(blocks: pd.DataFrame, features: Sequence[str] = STATS) -> Pipeline:
     ).fit(x, label)
 
 
-def x_of(blocks: pd.DataFrame, features: Sequence[str]) -> np.ndarray:
-    """(B, F) features of the first arm's draft."""
-    return blocks[list(features)].to_numpy(dtype=float)
-
-
 def _search(blocks: pd.DataFrame, features: Sequence[str], thresholds: Sequence[float]) -> list[tuple[float, float]]:
     """(threshold, mean over inner folds of capture - redraft rate): by workload, or by request into five folds where
     one workload, or none that can judge, is left.
     """
-    by_request = blocks.groupby(["workload", "request"], sort=False).ngroup() % 5
-    for groups in (blocks.workload, by_request):
+    for groups in (blocks.workload, blocks.number % 5):
         heights = []
         for rows, held in LeaveOneGroupOut().split(blocks, groups=groups) if groups.nunique() > 1 else ():
             gain = (blocks.best - blocks.own).to_numpy()[held]
@@ -147,7 +141,7 @@ def _search(blocks: pd.DataFrame, features: Sequence[str], thresholds: Sequence[
             except NotFitted:
                 model = None
             if model is not None:
-                redraft = model.predict_proba(x_of(blocks.iloc[held], features))[:, [1]] >= np.array(thresholds)
+                redraft = model.predict_proba(blocks.iloc[held][list(features)])[:, [1]] >= np.array(thresholds)
                 heights.append(gain @ redraft / gain.sum() - redraft.sum(axis=0) / len(held))
         if heights:
             return list(zip(map(float, thresholds), np.mean(heights, axis=0).tolist(), strict=True))
