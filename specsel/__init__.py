@@ -20,7 +20,9 @@ _HOME = {
         "SpecselError",
     ),
     "stats": ("Estimate", "bootstrap_requests", "ratio"),
-    "paper.claims": ("Claim", "Label", "open_ledger", "publish", "publish_all"),
+    "paper.claims": ("Claim", "Label"),
+    "paper.ledger": ("open_ledger", "publish", "publish_all"),
+    "paper.chapter": ("open_chapter",),
     "paper.build": ("build_book",),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names}

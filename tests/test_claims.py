@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,17 +13,14 @@ from specsel.paper.claims import (
     cite,
     format_value,
     make_claim,
-    open_ledger,
-    publish,
-    publish_all,
     read_claims,
     render,
 )
+from specsel.paper.ledger import open_ledger, publish, publish_all
+from specsel.stats import Estimate
 
-ESTIMATE = SimpleNamespace(
-    value=0.133, low=0.123, high=0.142, level=0.95, n=128, method="BCa", n_resamples=10_000, seed=1
-)
-UNDEFINED = SimpleNamespace(value=None, low=None, high=None, level=0.95, n=2, method="undefined: no gain anywhere")
+ESTIMATE = Estimate(0.133, 0.123, 0.142, 0.95, 128, "BCa", 10_000, 1)
+UNDEFINED = Estimate(None, None, None, 0.95, 2, "undefined: no gain anywhere", 10_000, 1)
 
 
 @pytest.fixture
@@ -42,14 +38,14 @@ def test_a_claim_carries_label_interval_n_method_and_origin(ledger):
         128,
         "BCa",
     )
-    assert claim.origin == {"run": "tiny", "log_sha256": "abc", "function": "oracle_gap"}
+    assert claim.origin == {"notebook": "03_replay", "run": "tiny", "log_sha256": "abc", "function": "oracle_gap"}
     assert claim._repr_markdown_() == "**gap**: 13.3 % [12.3, 14.2] [MEASURED], n = 128"
 
 
 def test_a_headline_without_interval_cannot_be_built(ledger):
     with pytest.raises(ClaimError, match="headline claim 'gap' has no interval"):
         publish("gap", 0.133, label="MEASURED", headline=True)
-    assert json.loads(ledger.path.read_text()) == {}
+    assert json.loads(ledger.path.read_text()) == []
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, np.float64("nan"), np.array([1.0, 2.0]).tolist()])
@@ -142,6 +138,6 @@ def test_a_sentence_is_cited_as_it_stands():
 
 
 def test_no_ledger_no_claim(tmp_path, monkeypatch):
-    monkeypatch.setattr("specsel.paper.claims._ledgers", [])
+    monkeypatch.setattr("specsel.paper.ledger._ledgers", [])
     with pytest.raises(ClaimError, match="open_ledger"):
         publish("x", 1.0, label="SIM")

@@ -79,8 +79,8 @@ def test_a_claim_in_prose_shows_value_interval_label_and_origin(tmp_path):
     )
     assert "The gap is 13.3 % [12.3, 14.2] [MEASURED], bare 13.3 %." in words(page)
     assert (
-        'title="MEASURED; 95 % interval, BCa; n = 64 requests; run demo; log abababababab; computed by oracle_gap"'
-        in page
+        'title="MEASURED; 95 % interval, BCa; 100 resamples, seed 0; n = 64 requests; run demo; '
+        'log abababababab; computed by oracle_gap"' in page
     )
     assert warnings == "" and ledger["04_selector.gap"]["cited_in"] == ["index"]
 

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from specsel.paper import tables
-from specsel.paper.claims import ClaimError, make_claim, open_ledger
+from specsel.paper.claims import ClaimError, make_claim
+from specsel.paper.ledger import open_ledger
 from specsel.study.oldstats import Estimate
 
 
@@ -34,7 +35,7 @@ def test_a_count_that_was_not_recorded_says_so(ledger):
 
 
 def test_nothing_is_published_without_a_ledger(monkeypatch):
-    monkeypatch.setattr("specsel.paper.claims._ledgers", [])
+    monkeypatch.setattr("specsel.paper.ledger._ledgers", [])
     with pytest.raises(ClaimError, match="open_ledger"):
         tables.publish_words("SIM", verdict="yes")
 

@@ -1,23 +1,42 @@
 """Claims: the only road from a computed number to a sentence of the book.
 
 A claim holds a value, its unit, a label (MEASURED, SIM, REPORTED), a 95 % interval or the reason why it has none, and
-its origin. `open_ledger` starts the claims file of one notebook, `publish` adds to it, `cite` turns a reference of the
-prose into text. Nothing is computed here.
+its origin. `specsel.paper.ledger` makes claims of a chapter's figures, `cite` turns a reference of the prose into text.
+Nothing is computed here.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from specsel.logs.records import SpecselError, project_folder, write_bytes_atomically
+from specsel.logs.records import SpecselError
+
+OF_AN_ESTIMATE = ("low", "high", "level", "n", "method", "n_resamples", "seed")
+FRACTIONS = """accepted capture capture_accepted contextual_gain coverage decoding first_token frontier_capture
+frontier_redraft_rate gain gets_further margin oracle_block_headroom oracle_dp_headroom oracle_gap oracle_gap_accepted
+oracle_gap_by_blocks oracle_request_headroom predicted_gain predicted_headroom redraft_rate redraft_replay_gain
+replay_gain router_gain seed_shift survival token_gain token_gain_accepted workload_headroom
+workload_headroom_on_path"""
+RATIOS = """alpha_union best_of_n best_selector break_even_rho coefficient drafts_per_block importance max_alpha quality
+ranks_alone redraft_speed rho skill speed threshold transfer width_ratio neural_passes_per_block"""
+TOKENS = """best_fixed_efficiency block_efficiency difference held_out mean_accepted mean_best mean_dominant
+over_best_fixed reversed_order subset workload_oracle_efficiency"""
+COUNTS = """asked collected_positions corpora draft_len ended_at_once exact live_blocks live_differences live_equal
+live_requests longest_draft median_output near near_ties positions prompts repeating requests runs subset_positions
+subset_requests too_long training_prompts"""
+UNITS = {  # quantity -> the one unit that it has everywhere: command line, tables, sentences, charts
+    **dict.fromkeys(FRACTIONS.split(), "fraction"),
+    **dict.fromkeys(RATIOS.split(), "ratio"),
+    **dict.fromkeys(TOKENS.split(), "tokens/block"),
+    **dict.fromkeys(COUNTS.split(), "count"),
+    "tokens_per_s": "tokens/s",
+}
 
 
 class ClaimError(SpecselError):
@@ -36,7 +55,7 @@ class Label(StrEnum):
 class Claim:
     """One number (or verdict sentence) with everything that a reader needs to judge it."""
 
-    name: str  # key inside its notebook
+    quantity: str  # what it is a number of, a name in UNITS: "skill"
     value: float | int | str | bool | None  # None = undefined, `reason` says why; fractions are 0..1
     unit: str  # "fraction" (printed in per cent), "ratio", "tokens/block", "s", "count", "" ...
     label: Label
@@ -48,15 +67,29 @@ class Claim:
     origin: dict[str, str] = field(default_factory=dict)  # run, log_sha256, function; or source (REPORTED)
     headline: bool = False
     reason: str = ""  # why there is no interval, or no value
+    keys: tuple[str, ...] = ()  # of what: workload, arm, ...; any text, with colons too
+    n_resamples: int | None = None  # behind the interval
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The key inside its notebook, "skill:code"; for people and JSON, nothing takes it apart."""
+        return ":".join((self.quantity, *self.keys))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON types, floats at 12 significant digits."""
-        return {key: _round(item) for key, item in asdict(self).items()} | {"label": str(self.label)}
+        """Name and all fields as plain JSON types, floats at 12 significant digits."""
+        fields = {key: _round(item) for key, item in asdict(self).items()}
+        return {"name": self.name} | fields | {"label": str(self.label), "keys": list(self.keys)}
+
+    def content(self) -> dict[str, Any]:
+        """`to_dict` without the place in a notebook: what has to agree when a cell runs twice."""
+        return self.to_dict() | {"origin": {k: v for k, v in self.origin.items() if k != "function"}}
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Claim:
         """The claim that `to_dict` wrote."""
-        return cls(**{**entry, "label": Label(entry["label"])})
+        fields = {key: item for key, item in entry.items() if key != "name"}
+        return cls(**{**fields, "label": Label(entry["label"]), "keys": tuple(entry["keys"])})
 
     def __str__(self) -> str:
         return render(self)
@@ -65,53 +98,8 @@ class Claim:
         return f"**{self.name}**: {render(self, counts=True)}"
 
 
-@dataclass
-class Ledger:
-    """The claims of one notebook and the file that they are written to after each addition."""
-
-    path: Path
-    origin: dict[str, str]
-    claims: dict[str, Claim] = field(default_factory=dict)
-
-    def add(self, claim: Claim) -> Claim:
-        """Store one claim; the same name with another content is refused."""
-        old = self.claims.get(claim.name)
-        if old is not None and old.to_dict() != claim.to_dict():
-            raise ClaimError(
-                f"claim '{claim.name}' was already published as {old} and now comes as {claim}; give the "
-                "second one another name, or run the notebook from its first cell"
-            )
-        self.claims[claim.name] = claim
-        self.write()
-        return claim
-
-    def write(self) -> None:
-        """Write the file: a JSON object name -> claim, which keeps the order of publication."""
-        write_bytes_atomically(self.path, dump_claims(self.claims.values()))
-
-
-# the open ledger of this process (a notebook is a process); a ContextVar would not outlive a cell
-_ledgers: list[Ledger] = []
-
-
-def open_ledger(notebook: str, *, run: str = "", log_sha256: str = "", folder: str | Path | None = None) -> Ledger:
-    """Start the claims file of a notebook, empty, in `folder` (default: $SPECSEL_VALUES, else _build/values of the
-    book's folder).
-
-    run and log_sha256 become the origin of every claim that is published afterwards.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", notebook):
-        raise ClaimError(f"ledger name '{notebook}': use letters, digits, '_' and '-', like the notebook's file")
-    where = Path(folder or os.environ.get("SPECSEL_VALUES") or (project_folder() or Path()) / "_build/values")
-    where.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(where / f"{notebook}.json", _clean({"run": run, "log_sha256": log_sha256}))
-    ledger.write()
-    _ledgers[:] = [ledger]
-    return ledger
-
-
 def make_claim(
-    name: str,
+    name: str | tuple[str, ...],
     value: Any,
     *,
     label: Label | str,
@@ -123,7 +111,8 @@ def make_claim(
     reason: str = "",
     n: int | None = None,
 ) -> Claim:
-    """Build and check a claim from a number, a sentence, or an Estimate (then interval, n and method come with it).
+    """Build and check a claim from a number, a sentence, or an Estimate (then interval, n, method, resamples and seed
+    come with it); name: a quantity, or a tuple of a quantity and keys.
 
     Raises ClaimError for NaN or infinity, for a headline number without interval, for an undefined value without
     reason, and for a REPORTED claim without source.
@@ -131,13 +120,16 @@ def make_claim(
     >>> str(make_claim("gap", 0.133, label="REPORTED", unit="fraction", source="a study", reason="none given"))
     '13.3 % [REPORTED]'
     """
-    parts = {key: getattr(value, key) for key in ("low", "high", "level", "n", "method") if hasattr(value, "low")}
+    quantity, *keys = (name,) if isinstance(name, str) else name
+    name = ":".join((quantity, *keys))
+    parts = {key: getattr(value, key) for key in OF_AN_ESTIMATE if hasattr(value, "low")}
     estimate, value = bool(parts), getattr(value, "value", value) if parts else value
     parts = {key: _plain(name, item) for key, item in parts.items()}
     if estimate and not reason and str(parts["method"]).startswith(("undefined", "degenerate")):
         reason = str(parts["method"])
     claim = Claim(
-        name=name,
+        quantity=quantity,
+        keys=tuple(keys),
         value=_plain(name, value),
         unit=unit,
         label=Label(label),
@@ -150,52 +142,17 @@ def make_claim(
     return claim
 
 
-def publish(
-    name: str,
-    value: Any,
-    *,
-    label: Label | str,
-    unit: str = "",
-    function: str = "",
-    source: str = "",
-    headline: bool = False,
-    reason: str = "",
-) -> Claim:
-    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError when none is open."""
-    ledger = _open(name)
-    return ledger.add(
-        make_claim(
-            name,
-            value,
-            label=label,
-            unit=unit,
-            function=function,
-            source=source,
-            origin=None if source else ledger.origin,
-            headline=headline,
-            reason=reason,
-        )
-    )
-
-
-def publish_all(claims: list[Claim]) -> list[Claim]:
-    """Store claims that were built elsewhere (for instance by `headline`) in the open ledger."""
-    return [_open(claim.name).add(claim) for claim in claims]
-
-
 def dump_claims(claims: Any) -> bytes:
-    """The bytes of a claims file: strict JSON, claims in the given order, floats at 12 significant digits."""
-    entries = {claim.name: claim.to_dict() for claim in claims}
+    """The bytes of a claims file: a list in strict JSON, in the given order, floats at 12 significant digits."""
+    entries = [claim.to_dict() for claim in claims]
     return (json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_claims(folder: str | Path) -> dict[str, dict[str, Claim]]:
     """All claims files of a values folder: notebook -> name -> Claim."""
     files = sorted(Path(folder).glob("*.json"))
-    return {
-        path.stem: {name: Claim.from_dict(entry) for name, entry in json.loads(path.read_text("utf-8")).items()}
-        for path in files
-    }
+    found = {path.stem: map(Claim.from_dict, json.loads(path.read_text("utf-8"))) for path in files}
+    return {notebook: {claim.name: claim for claim in claims} for notebook, claims in found.items()}
 
 
 def format_value(value: Any, unit: str = "", spec: str = "", *, like: Any = None, bare: bool = False) -> str:
@@ -243,6 +200,28 @@ def in_table(claim: Claim) -> str:
     return render(claim).removesuffix(f" [{claim.label}]").replace(" tokens/block", "")
 
 
+def describe_origin(found: Claim) -> str:
+    """The hover text of a claim: label, sample, interval, run, log and function (or the source of a reported figure).
+
+    >>> origin = {"run": "demo", "function": "oracle_gap"}
+    >>> describe_origin(Claim("gap", 0.1, "fraction", "SIM", 0.0, 0.2, 0.95, 40, "BCa", origin, seed=7, n_resamples=99))
+    'SIM; 95 % interval, BCa; 99 resamples, seed 7; n = 40 requests; run demo; computed by oracle_gap'
+    """
+    origin = found.origin
+    parts = [
+        str(found.label),
+        f"{found.level:.0%} interval, {found.method}".replace("%", " %") if found.low is not None else found.reason,
+        f"{found.n_resamples:,} resamples, seed {found.seed}" if found.low is not None and found.n_resamples else "",
+        f"n = {found.n:,} requests" if found.n is not None else "",
+        f"run {origin['run']}" if "run" in origin else "",
+        f"log {origin['log_sha256'][:12]}" if "log_sha256" in origin else "",
+        f"chapter {origin['notebook']}" if "notebook" in origin else "",
+        f"computed by {origin['function']}" if "function" in origin else "",
+        origin.get("source", ""),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
 def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Claim, str]:
     """Resolve a reference of the prose, `notebook.name`, `notebook.name:.3f` or `notebook.name|value`, to claim and
     text.
@@ -260,12 +239,6 @@ def cite(claims: Mapping[str, Mapping[str, Claim]], reference: str) -> tuple[Cla
     if bar and variant != "value":
         raise KeyError(f"unknown variant '|{variant}' of claim '{reference}'; only '|value' exists")
     return known[name], render(known[name], spec, bare=bool(bar))
-
-
-def _open(name: str) -> Ledger:
-    if not _ledgers:
-        raise ClaimError(f"claim '{name}' has no ledger to go to; call open_ledger(<notebook name>) first")
-    return _ledgers[-1]
 
 
 def _check(claim: Claim) -> None:

@@ -24,7 +24,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from specsel.paper.charts import MIME
-from specsel.paper.claims import Claim, cite, in_table, read_claims, render
+from specsel.paper.claims import Claim, cite, describe_origin, in_table, read_claims, render
 from specsel.paper.tables import cells, rows_and_columns
 
 VEGA_LITE = "6.4"
@@ -129,26 +129,6 @@ def _note(env: BuildEnvironment, notebook: str, found: Claim) -> None:
     """The present page depends on a claims file and cites a claim."""
     env.note_dependency(str((Path(env.srcdir) / env.config.specsel_values_dir / f"{notebook}.json").resolve()))
     _cited(env).setdefault(env.docname, set()).add(f"{notebook}.{found.name}")
-
-
-def describe_origin(found: Claim) -> str:
-    """The hover text of a claim: label, sample, interval, run, log and function (or the source of a reported figure).
-
-    >>> origin = {"run": "demo", "function": "oracle_gap"}
-    >>> describe_origin(Claim("gap", 0.1, "fraction", "SIM", 0.0, 0.2, 0.95, 40, "BCa", origin))
-    'SIM; 95 % interval, BCa; n = 40 requests; run demo; computed by oracle_gap'
-    """
-    origin = found.origin
-    parts = [
-        str(found.label),
-        f"{found.level:.0%} interval, {found.method}".replace("%", " %") if found.low is not None else found.reason,
-        f"n = {found.n:,} requests" if found.n is not None else "",
-        f"run {origin['run']}" if "run" in origin else "",
-        f"log {origin['log_sha256'][:12]}" if "log_sha256" in origin else "",
-        f"computed by {origin['function']}" if "function" in origin else "",
-        origin.get("source", ""),
-    ]
-    return "; ".join(part for part in parts if part)
 
 
 def _cited(env: BuildEnvironment) -> dict[str, set[str]]:

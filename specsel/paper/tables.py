@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from specsel.paper.claims import Claim, Ledger, in_table, publish, render
+from specsel.paper.claims import Claim, in_table, render
+from specsel.paper.ledger import Ledger, publish
 from specsel.study.oldstats import Estimate
 
 Claims = Ledger | Iterable[Claim]

@@ -360,7 +360,7 @@ def _reported(row: Mapping[str, str]) -> Claim:
 def prefixed(prefix: str, claims: Iterable[Claim]) -> list[Claim]:
     """The same claims under longer names, reported_NAME."""
     return [
-        replace(claim, name=f"{prefix}_{claim.name}", headline=False, reason=claim.reason or "shown for comparison")
+        replace(claim, quantity=f"{prefix}_{claim.quantity}", headline=False, reason=claim.reason or "for comparison")
         for claim in claims
     ]
 

@@ -1,0 +1,238 @@
+"""What a chapter opens with: its parameters checked, its log read, its ledger started.
+
+A chapter is a notebook, and its parameters come from its own cell, from papermill's command line (where a list arrives
+as text) or from a reader who edits the cell. Whatever is wrong with one is said in one sentence before anything runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from specsel.costs import Costs, load_costs
+from specsel.logs.log import CONTEXT, STATS, PositionLog, read_log
+from specsel.logs.records import SpecselError, located, project_folder
+from specsel.paper import charts
+from specsel.paper.ledger import Ledger, open_ledger
+from specsel.paper.staging import notebook_parameters
+from specsel.stats import Resampling
+
+FEATURES = (*STATS, *CONTEXT)
+
+
+class ParameterError(SpecselError):
+    """A parameter of a chapter that has an unknown name or a value that it cannot have."""
+
+
+def _parsed(value: object) -> object:
+    """Text that is JSON as what it says: papermill's command line passes lists as text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _number(allowed: str, right: Callable[[float], bool], kind: type = float) -> Any:
+    """A parameter that is a number (of `kind`) for which `right` holds; `allowed` says so in words."""
+
+    def check(value: object) -> float | int:
+        found = _parsed(value)
+        number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if not number or not right(found) or (kind is int and found != int(found)):
+            raise ValueError(allowed)
+        return kind(found)
+
+    return Annotated[kind, BeforeValidator(check)]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, (str, Path)) or not str(value).strip():
+        raise ValueError("a name or path, as text")
+    return str(value)
+
+
+def _flag(value: object) -> bool:
+    found = _parsed(value.lower() if isinstance(value, str) else value)
+    if not isinstance(found, bool):
+        raise ValueError("true or false")
+    return found
+
+
+def _items(value: object, allowed: str) -> list:
+    """A list, also one that comes as JSON or with commas."""
+    found = _parsed(value)
+    if isinstance(found, str):
+        found = [_parsed(part.strip()) for part in found.split(",")]
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        found = [found]
+    if not isinstance(found, (list, tuple)) or not len(found) or len(set(map(str, found))) < len(found):
+        raise ValueError(allowed)
+    return list(found)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    allowed = "a list of different names, at least one"
+    found = _items(value, allowed)
+    if not all(isinstance(item, str) and item for item in found):
+        raise ValueError(allowed)
+    return tuple(found)
+
+
+def _features(value: object) -> tuple[str, ...]:
+    found = _names(value)
+    if set(found) - set(FEATURES):
+        raise ValueError(f"a list of one or more of {', '.join(FEATURES)}")
+    return found
+
+
+def _shares(value: object) -> tuple[float, ...]:
+    allowed = "a list of different numbers between 0 and 1, at least one"
+    found = _items(value, allowed)
+    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1 for x in found):
+        raise ValueError(allowed)
+    return tuple(sorted(float(x) for x in found))
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Features = Annotated[tuple[str, ...], BeforeValidator(_features)]
+Shares = Annotated[tuple[float, ...], BeforeValidator(_shares)]
+Count = _number("a whole number, 1 or more", lambda x: x >= 1, int)
+Seed = _number("a whole number, 0 or more", lambda x: x >= 0, int)
+Share = _number("a number between 0 and 1", lambda x: 0 <= x <= 1)
+Inside = _number("a number above 0 and below 1", lambda x: 0 < x < 1)
+Price = _number("a number, 0 or more", lambda x: 0 <= x < float("inf"))
+
+
+class Parameters(BaseModel):
+    """Every parameter that a chapter can have; None where it may be left to the log."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: Text = "data/runs/campaign"  # folder of the log
+    arms: Names | None = None  # arms of the pool; None: all of the log
+    workloads: Names | None = None  # None: all of the log
+    draft_len: Count | None = None  # cap on drafted tokens per block; None: that of the log
+    level: Inside = 0.95  # nominal coverage of every interval
+    n_resamples: Count = 10_000
+    seed: Seed = 7
+    threshold: Share | None = None  # probability from which a block is redrafted; None: chosen without the held-out one
+    thresholds: Shares | None = None  # probabilities to choose from
+    features: Features | None = None  # what the selector reads
+    rho: Price = 0.1  # price of a draft, in verifications
+    alpha: Price = 0.0  # price of each further verification of a redraft, in verifications
+    train_share: Inside = 0.5  # share of the requests that policies are tuned on
+    seeds: Count = 20  # repetitions of policies that draw
+    policy_resamples: Count = 20_000
+    tuned: Flag = True
+    low_precision: Text = "_bf16*"  # ending of runs beside this one, here and below
+    sampled: Text = "_t*"
+    sweep: Text = "_sweep_*"
+    coverage_study: Text = "data/studies/coverage.json"
+    reported: Text = "data/reported/original_study.csv"
+    drafters: Text = "data/drafters"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What the cells of a chapter use; a parameter is an attribute, as in ``chapter.threshold``."""
+
+    name: str
+    parameters: Parameters
+    run: Path  # folder of the log, found from wherever the notebook runs
+    log: PositionLog  # only the arms, workloads and draft length that were asked for
+    resampling: Resampling  # the one of every interval of the chapter
+    ledger: Ledger
+    costs: Costs | None  # None where the run was not timed
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.parameters, name)
+
+    def say(self, template: str, **words: object) -> None:
+        """`Ledger.say`."""
+        self.ledger.say(template, **words)
+
+
+def open_chapter(name: str, names: Mapping[str, Any]) -> Chapter:
+    """Check the parameters among `names` (the notebook's globals), read the log, start the ledger, set up the charts.
+
+    Raises ParameterError for a name that the notebook's parameters cell does not have and for a value that its
+    parameter cannot take, LogError for a log that cannot be read. A notebook shows either as one sentence.
+    """
+    try:
+        return _open(name, names)
+    except SpecselError as error:
+        sentence = f"{type(error).__name__}: {error}"
+        error._render_traceback_ = lambda: [sentence]  # how IPython asks an exception for its own look
+        raise
+
+
+def _open(name: str, names: Mapping[str, Any]) -> Chapter:
+    charts.use()
+    p = checked(given(name, names))
+    run = located(p.run)
+    log = read_log(run)
+    _known("arms", p.arms, log.arms)
+    _known("workloads", p.workloads, log.workloads)
+    if p.draft_len and p.draft_len > log.draft_len:
+        raise ParameterError(f"parameter 'draft_len' is {p.draft_len}; expected at most {log.draft_len}, as logged")
+    log = log.pool(p.arms) if p.arms else log
+    log = log.only(p.workloads) if p.workloads else log
+    log = log.cap(p.draft_len) if p.draft_len else log
+    resampling = Resampling(p.n_resamples, p.level, p.seed)
+    ledger = open_ledger(name, run=log.run, log_sha256=log.sha256, label=log.label)
+    return Chapter(name, p, run, log, resampling, ledger, load_costs(run))
+
+
+_opened: set[str] = set()  # chapters that this kernel has opened: afterwards its names are results, not parameters
+
+
+def given(name: str, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters among a notebook's names; ParameterError for one that its parameters cell does not declare."""
+    root = project_folder()
+    path = root / "notebooks" / f"{name}.ipynb" if root else None
+    known = notebook_parameters(path) if path and path.is_file() else Parameters.model_fields
+    if name not in _opened:
+        foreign = [n for n, value in names.items() if n not in known and _like_a_parameter(n, value)]
+        if foreign:
+            near = difflib.get_close_matches(foreign[0], known, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise ParameterError(f"'{foreign[0]}' is no parameter of {name}; {hint}Known: {', '.join(known)}")
+        _opened.add(name)
+    return {n: names[n] for n in known if n in names}
+
+
+def _like_a_parameter(name: str, value: object) -> bool:
+    """Could papermill have put it there? Not what IPython, imports and definitions leave behind."""
+    own = name.startswith("_") or name in ("In", "Out", "exit", "quit", "get_ipython", "open")
+    return not own and isinstance(value, (str, float, int, list, dict, type(None)))
+
+
+def checked(values: Mapping[str, Any]) -> Parameters:
+    """The values as parameters; ParameterError names the first wrong one, what came, and what is allowed.
+
+    >>> checked({"arms": '["a", "b"]', "level": "0.9"}).arms
+    ('a', 'b')
+    """
+    try:
+        return Parameters(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        allowed = str(first["ctx"]["error"]) if "ctx" in first else "one of " + ", ".join(Parameters.model_fields)
+        raise ParameterError(f"parameter '{name}' is {values[name]!r}; expected {allowed}") from None
+
+
+def _known(parameter: str, asked: Sequence[str] | None, there: Sequence[str]) -> None:
+    missing = [item for item in asked or () if item not in there]
+    if missing:
+        raise ParameterError(f"parameter '{parameter}' names {missing[0]!r}; the log has {', '.join(there)}")
