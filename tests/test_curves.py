@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from test_replay import log_of
+from test_tuning import _best_fixed as oracle_fixed
 from test_tuning import simulated
 
 from specsel.policies.plain import UCB1, FollowTheLeader
-from specsel.replay.replay import fixed, oracle_fixed, replay
+from specsel.replay import fixed, replay
 from specsel.study.curves import PARTS, curves, over_log, running_ratio, within_request
 
 

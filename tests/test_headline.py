@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 
 from specsel.costs import break_even_rho, read_costs, relative_speed
-from specsel.logs.log import block_view, read_log
-from specsel.replay.replay import (
-    fixed,
-    headroom,
-    oracle_block,
-    oracle_dp,
-    oracle_fixed,
-    oracle_request,
-    oracle_workload,
-)
+from specsel.logs.log import read_log
+from specsel.replay import best_arms, fixed, follow, oracle_block, oracle_dp, oracle_plan
+from specsel.selection import redraft
+from specsel.selection.blocks import blocks
+from specsel.selection.route import redrafting
+from specsel.stats import Resampling
 from specsel.study.headline import headline, to_json
-from specsel.study.oldredraft import dominant_blocks
-from specsel.study.oldrouting import redraft_plan, run_plan
-from specsel.study.oldselector import frontier, leave_one_workload_out
 from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"
@@ -38,8 +31,8 @@ CONTRACT = (
 MODEL = Model(requests_per_workload=12, output_len=(40, 60), passage=((0.8, 0, 0, 0), (-2.5, 1, 1, -2.5)), signal=0.9)
 
 
-def claims_of(log, **options):
-    return {c.name: c for c in headline(log, rng=np.random.default_rng(1), **{"n_resamples": 400} | options)}
+def claims_of(log, n_resamples=400, **options):
+    return {c.name: c for c in headline(log, resampling=Resampling(n_resamples, seed=1), **options)}
 
 
 @pytest.fixture(scope="module")
@@ -91,59 +84,57 @@ def test_every_headline_number_has_an_interval_around_it_and_every_other_a_reaso
 
 
 def test_headrooms_agree_with_the_replays(log, found):
-    best = oracle_fixed(log)
-    for name, oracle in (
-        ("oracle_dp_headroom", oracle_dp),
-        ("oracle_block_headroom", oracle_block),
-        ("oracle_request_headroom", oracle_request),
-        ("workload_headroom", oracle_workload),
+    best = fixed(log, best_arms(log, "log")[0]).blocks.sum()
+    for name, run in (
+        ("oracle_dp_headroom", oracle_dp(log)),
+        ("oracle_block_headroom", oracle_block(log)),
+        ("oracle_request_headroom", follow(log, oracle_plan(log, "best_fixed_request"))),
+        ("workload_headroom", follow(log, oracle_plan(log, "best_fixed_workload"))),
     ):
-        assert found[name].value == pytest.approx(headroom(oracle(log), best)), name
-    assert found["best_fixed_efficiency"].value == pytest.approx(best.block_efficiency)
+        assert found[name].value == pytest.approx(best / run.blocks.sum() - 1), name
+    assert found["best_fixed_efficiency"].value == pytest.approx(log.n_positions / best)
     for k, arm in enumerate(log.arms):
         assert found[f"block_efficiency:{arm}"].value == pytest.approx(fixed(log, k).block_efficiency)
 
 
-def test_selector_figures_agree_with_the_lowo_table(log, found):
-    table = leave_one_workload_out(dominant_blocks(log), rng=np.random.default_rng(7), n_resamples=100)
-    for name in ("capture", "redraft_rate", "skill", "token_gain"):
-        assert found[name].value == pytest.approx(table.pooled[name].value)
-        for row in table.rows:
-            assert found[f"{name}:{row.workload}"].value == pytest.approx(row.estimates[name].value)
-    assert [found[f"threshold:{row.workload}"].value for row in table.rows] == [
-        row.selector.threshold for row in table.rows
-    ]
-    assert found["token_gain"].value == pytest.approx(found["capture"].value * found["oracle_gap"].value)
-
-
-def test_the_selector_as_a_policy_stands_beside_the_block_view(log, found):
-    """Block efficiency on each held-out workload, over the dominant arm alone; one workload's gain is no other's."""
-    blocks = dominant_blocks(log)
-    table = leave_one_workload_out(blocks, rng=np.random.default_rng(7), n_resamples=10)
-    dominant = log.arms.index(blocks.path_arm)
-    run = run_plan(log, redraft_plan(log, dominant, table.redraft_at(log)), name="redraft")
+def test_selector_figures_are_those_of_held_out_decisions(log, found):
+    """Sums over blocks by hand; and the redrafts as a policy, on each workload alone, over the dominant arm."""
+    table = blocks(log)
+    decided = redraft.leave_one_workload_out(table)
+    gain, arm = (table.best - table.own).to_numpy(), log.arms.index(decided.dominant)
+    run = follow(log, redrafting(log, decided))
+    for scope, at in [("", table.own > 0), *((f":{w}", table.workload == w) for w in log.workloads)]:
+        capture = gain[at & decided.redraft].sum() / gain[at].sum()
+        rate = decided.redraft[at].mean()
+        assert found[f"capture{scope}"].value == pytest.approx(capture)
+        assert found[f"redraft_rate{scope}"].value == pytest.approx(rate)
+        assert found[f"skill{scope}"].value == pytest.approx(capture / rate)
+        assert found[f"token_gain{scope}"].value == pytest.approx(capture * gain[at].sum() / table.own[at].sum())
     for w, name in enumerate(log.workloads):
         mine = log.workload == w
-        gain = fixed(log, dominant).blocks[mine].sum() / run.blocks[mine].sum() - 1
-        assert found[f"redraft_replay_gain:{name}"].value == pytest.approx(gain)
+        exact = fixed(log, arm).blocks[mine].sum() / run.blocks[mine].sum() - 1
+        assert found[f"redraft_replay_gain:{name}"].value == pytest.approx(exact)
+        assert found[f"threshold:{name}"].value == decided.threshold[name]
+
+
+def test_a_threshold_that_is_given_is_used_everywhere(log):
+    """At 0 every block is redrafted: capture, rate and skill are 1, and the token gain is the gap."""
+    found = claims_of(log, threshold=0.0)
+    assert found["threshold:code"].value == 0 and found["redraft_rate"].value == found["skill"].value == 1
+    assert found["token_gain"].value == pytest.approx(found["oracle_gap"].value)
 
 
 def test_break_even_figures_follow_from_gap_capture_and_rate(log, found):
     gap, c, r = (found[name].value for name in ("oracle_gap", "capture", "redraft_rate"))
     assert found["break_even_rho"].value == pytest.approx(break_even_rho(gap, c, r))
     assert found["best_of_n:0.1"].value == pytest.approx(relative_speed(gap, 1, 1, 0.1))
-    blocks = dominant_blocks(log)
-    table = leave_one_workload_out(blocks, rng=np.random.default_rng(7), n_resamples=10)
-    rows = frontier(
-        blocks,
-        table.probability,
-        rng=np.random.default_rng(0),
-        n_resamples=10,
-        thresholds=np.round(np.arange(0, 1.05, 0.05), 2),
-    )
-    rows = rows[rows["scope"] == "all"]
-    speeds = [relative_speed(gap, c, r, 0.2) for c, r in zip(rows["capture"], rows["redraft_rate"], strict=True)]
-    assert found["best_selector:0.2"].value == pytest.approx(max(1.0, *speeds))
+    table = blocks(log)
+    probability, gain = redraft.leave_one_workload_out(table).probability, (table.best - table.own).to_numpy()
+    thresholds = np.round(np.arange(0, 1.05, 0.05), 2)
+    taken = [(gain[probability >= t].sum() / gain.sum(), (probability >= t).mean()) for t in thresholds]
+    best = max(1.0, *(relative_speed(gap, c, r, 0.2) for c, r in taken))
+    assert found["best_selector:0.2"].value == pytest.approx(best)
+    assert found["margin:0.2"].value == pytest.approx(best / found["best_of_n:0.2"].value - 1)
 
 
 def test_best_fixed_is_rechosen_in_every_resample():
@@ -177,7 +168,7 @@ def test_best_fixed_is_rechosen_in_every_resample():
 
 def test_the_request_interval_is_wider_than_the_block_interval_on_clustered_blocks():
     """README of the cases, gap without the bonus of dflash: requests [0.00, 1.79], blocks about [0.48, 1.00]."""
-    found = claims_of(read_log(CASES / "clustered.jsonl"), dominant=0, n_resamples=4000)
+    found = claims_of(read_log(CASES / "clustered.jsonl"), dominant="dflash", n_resamples=4000)
     assert found["oracle_gap_accepted"].value == pytest.approx(0.716667, abs=1e-6)
     assert (found["oracle_gap_accepted"].low, found["oracle_gap_accepted"].high) == pytest.approx(
         (0.0, 1.7917), abs=0.03
@@ -216,10 +207,9 @@ def test_the_json_is_the_contract_and_the_same_for_the_same_seed(log, found):
 
 
 def test_the_dominant_arm_can_be_stated(log):
-    found = claims_of(log, dominant=0, n_resamples=50)
-    assert found["dominant"].value == "dflash" and found["mean_dominant"].value == pytest.approx(
-        block_view(log, 0).emitted[:, 0].mean()
-    )
+    found = claims_of(log, dominant="dflash", n_resamples=50)
+    assert found["dominant"].value == "dflash"
+    assert found["mean_dominant"].value == pytest.approx(blocks(log, "dflash").own.mean())
 
 
 def test_costs_add_measured_rho_and_modelled_speeds(log):

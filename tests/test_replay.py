@@ -30,24 +30,34 @@ from specsel.policies.plain import (
     UCBSpecPaper,
     UCBSpecReleased,
 )
-from specsel.replay.replay import (
+from specsel.replay import (
+    Plan,
     best_arms,
     fixed,
-    headroom,
+    follow,
     oracle_block,
     oracle_dp,
-    oracle_fixed,
-    oracle_renewal,
-    oracle_request,
-    oracle_workload,
+    oracle_plan,
+    per_request,
     replay,
     replay_runs,
     replay_seeds,
-    sanity_check,
 )
 from specsel.replay.streams import Draws
 
 CASES = Path(__file__).parent / "cases"
+
+
+def hindsight(scope):
+    """The replay of the best fixed arm of each request's scope."""
+    return lambda log: follow(log, oracle_plan(log, f"best_fixed{scope}"))
+
+
+oracle_fixed, oracle_workload, oracle_request = hindsight(""), hindsight("_workload"), hindsight("_request")
+
+
+def headroom(better, base):
+    return better.block_efficiency / base.block_efficiency - 1
 
 
 def log_of(requests, *, draft_len, match=None, workload=None):
@@ -185,7 +195,7 @@ def test_best_fixed_arm_flips_when_the_looping_request_leaves():
     log = read_log(CASES / "loop_inflated.jsonl")
     normal = log.select(np.array([r != expected["looping_request"] for r in log.requests]))
     names = [f"fixed:{expected[k]}" for k in ("best_fixed_with_loop", "best_fixed_without_loop")]
-    assert [oracle_fixed(log).policy, oracle_fixed(normal).policy] == names
+    assert [f"fixed:{one.arms[best_arms(one, 'log')[0]]}" for one in (log, normal)] == names
 
 
 def test_a_block_anchored_log_is_refused():
@@ -241,54 +251,6 @@ def cheapest(counts, costs):
     if not len(counts):
         return 0.0
     return min(c + cheapest(counts[y:], costs) for y, c in zip(counts[0], costs, strict=True))
-
-
-@settings(max_examples=40)
-@given(small_logs(), st.integers(1, 9))
-def test_dp_oracle_with_costs_equals_exhaustive_search(log, cost):
-    costs = np.array([1.0 + cost * k / 4 for k in range(log.n_arms)])
-    emitted = log.emitted
-    expected = [cheapest(emitted[a:b].tolist(), costs) for a, b in itertools.pairwise(log.starts)]
-    assert oracle_dp(log, costs=costs).time_s == pytest.approx(expected)
-
-
-@settings(max_examples=40)
-@given(small_logs(), st.integers(1, 9))
-def test_renewal_rule_is_between_the_free_rule_and_the_exact_oracle(log, cost):
-    """Dinkelbach starts from rate 0, the per-block oracle, and only improves tokens per second."""
-    costs = np.array([1.0 + cost * k / 4 for k in range(log.n_arms)])
-    times = [
-        x.time_s.sum()
-        for x in (oracle_dp(log, costs=costs), oracle_renewal(log, costs), oracle_block(log).timed(costs))
-    ]
-    assert times[0] <= times[1] + 1e-9 and times[1] <= times[2] + 1e-9
-
-
-def test_renewal_rule_beats_the_ratio_rule():
-    """80 tokens each of requests that emit (2, 8) and (3, 4) at every block, costs 1 and 3 seconds.
-
-    Emitted per cost, 2 < 8/3 and 3 > 4/3: arms b and a; 10 blocks of b and 27 of a take 57 s. At 160/57 = 2.81 per
-    second the renewal rule chooses the same: 2 - 2.81 < 8 - 8.42 and 3 - 2.81 > 4 - 8.42. With (3, 8) first the ratio
-    rule prefers a (3 > 8/3): 27 + 27 s, and so does the renewal rule at 160/54 = 2.96. With costs 1 and 2.5 it is b and
-    a (8/2.5 > 3), 25 + 27 s, and 8 - 3.08 * 2.5 > 3 - 3.08.
-    """
-    for first, costs, expected in (((2, 8), (1, 3), 57), ((3, 8), (1, 3), 54), ((3, 8), (1, 2.5), 52)):
-        log = log_of([[first] * 80, [(3, 4)] * 80], draft_len=8)
-        assert oracle_renewal(log, np.array(costs)).time_s.sum() == pytest.approx(expected)
-
-
-def test_renewal_rule_differs_from_the_ratio_rule_when_a_cheap_block_wastes_time():
-    """Every block offers (1, 6) or (5, 6), by request, 60 tokens each, costs 1 and 2 seconds.
-
-    Ratio rule: 1 < 3 takes b, 5 > 3 takes a: 20 + 12 = 32 s, 3.75 per second; the renewal rule agrees (5 - 3.75 >
-    6 - 7.5). With an expectation that hides the kind, (3, 6) everywhere, the ratio rule is indifferent (3 = 3), takes
-    a: 60 + 12 s. At the rate of b alone, 3, the renewal rule is indifferent too, but 120 / 72 is worse, so b stays.
-    """
-    log = log_of([[(1, 6)] * 60, [(5, 6)] * 60], draft_len=5)
-    costs = np.array([1.0, 2.0])
-    assert oracle_renewal(log, costs).time_s.sum() == pytest.approx(32)
-    blind = oracle_renewal(log, costs, values=np.tile([3.0, 6.0], (120, 1)))
-    assert blind.time_s.sum() == pytest.approx(40)
 
 
 @given(small_logs(arms=st.integers(1, 3)), st.integers(0, 3))
@@ -588,11 +550,66 @@ def test_totals_by_workload_add_up():
     assert json.loads(json.dumps(parts)) == parts
 
 
-def test_modelled_time_is_pulls_times_costs():
-    found = replay(wide_log(), UCB1()).timed(np.array([1.0, 2.0, 4.0]))
-    assert found.time_s == pytest.approx(found.pulls @ [1.0, 2.0, 4.0])
+# ---- plans of several arms
 
 
-def test_two_routes_to_a_fixed_arm_agree():
-    sanity_check(wide_log())
-    sanity_check(read_log(CASES / "golden_small.jsonl"))
+@settings(max_examples=40, deadline=None)
+@given(small_logs(), st.integers(0, 2**32 - 1))
+def test_a_plan_keeps_the_longest_draft_of_the_arms_that_it_runs(log, seed):
+    """Against a loop over blocks; where no arm runs a block emits one token."""
+    plan = Plan("p", np.random.default_rng(seed).random((log.n_positions, log.n_arms)) < 0.5)
+    found = follow(log, plan, keep_path=True)
+    for r in range(log.n_requests):
+        row, blocks, pulls = log.starts[r], 0, np.zeros(log.n_arms)
+        while row < log.starts[r + 1]:
+            ran = plan.arms[row]
+            pulls, blocks = pulls + ran, blocks + 1
+            row += log.emitted[row][ran].max(initial=1)
+        assert found.blocks[r] == blocks and (found.pulls[r] == pulls).all()
+    best = np.where(found.path.ran, log.accepted[found.path.rows], -1)
+    assert (found.path.arms == np.where(found.path.ran.any(axis=1), best.argmax(axis=1), -1)).all()
+
+
+def test_a_policy_and_its_plan_have_the_same_blocks():
+    log = wide_log()
+    for k in range(log.n_arms):
+        assert np.array_equal(replay(log, Fixed(k)).totals, fixed(log, k).totals)
+        assert np.array_equal(replay(log, Plan.one("k", log, k)).totals, fixed(log, k).totals)
+
+
+def composite_log():
+    """Arms a (neural), b (lookup) and c, which hands on b's draft at the first position and a's at the second."""
+    log = log_of([[[1, 3, 3], [2, 1, 2], [1, 1, 1]]], draft_len=2)
+    confident = np.array([[0.9, np.nan, np.nan]] * 3)
+    source = np.array([[-1, -1, 1], [-1, -1, 0], [-1, -1, 0]], dtype=np.int8)
+    return replace(log, source=source, stats={"conf_first": confident})
+
+
+def test_a_draft_that_a_composite_arm_hands_on_is_not_made_twice():
+    log = composite_log()
+    for arms, passes in (([0, 0, 1], 0), ([1, 0, 1], 1), ([0, 1, 0], 0), ([1, 1, 1], 1)):
+        plan = Plan("p", np.array([arms] * 3, dtype=bool))
+        assert follow(log, plan).neural_passes.tolist() == [passes], arms
+    assert fixed(log, 0).neural_passes.tolist() == [2] and fixed(log, 2).neural_passes.tolist() == [0]
+    table = per_request(log, {"c": fixed(log, 2)})
+    assert table.tokens.tolist() == [3] and table["passes", "c"].tolist() == [0]
+
+
+class UnitCosts:
+    """A draft of a costs 10 s, of b 1 s; verifying a row costs 0.1 s."""
+
+    arms = ("a", "b")
+
+    def draft_s(self, arm, context):
+        return {"a": 10.0, "b": 1.0}[arm]
+
+    def block_s(self, arms, context, *, ran, rows, stale):
+        return ran[:, :2] @ [10.0, 1.0] + 0.1 * rows
+
+
+def test_seconds_are_those_of_the_drafts_that_were_made():
+    """c tries b first, always; at the first position it keeps b's draft of two tokens: one block, 1 + 0.3 s."""
+    log = composite_log()
+    assert fixed(log, 2, costs=UnitCosts()).seconds == pytest.approx([1.3])
+    both = follow(log, Plan("p", np.array([[1, 0, 1]] * 3, dtype=bool)), costs=UnitCosts())
+    assert both.seconds == pytest.approx([11.0 + 0.1 * (1 + 2 + 2)])  # a's rejected drafts are rows, too

@@ -71,11 +71,11 @@ def test_drafts_are_counted_per_arm(log, runs):
 def test_seconds_of_a_block_add_up(log, costs):
     """Plain decoding costs one row per token; a fixed arm its draft and a verification of its proposed tokens + 1."""
     plain = rt.plain_decoding(log, costs)
-    assert plain.time_s == pytest.approx(np.diff(log.starts) * 0.05)
+    assert plain.seconds == pytest.approx(np.diff(log.starts) * 0.05)
     one = rt.run_plan(log, rt.one_arm(log, 1), name="x", costs=costs)
     rows = block_view(log, 1).rows
     seconds = 0.03 * len(rows) + sum(float(costs.verify_s(1 + log.proposed[row, 1], 100)) for row in rows)
-    assert one.time_s.sum() == pytest.approx(seconds)
+    assert one.seconds.sum() == pytest.approx(seconds)
 
 
 def test_shared_accepted_tokens_are_verified_once_and_a_rested_arm_catches_up(costs):

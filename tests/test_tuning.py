@@ -9,7 +9,7 @@ from test_replay import log_of
 
 from specsel.policies.catalogue import GRIDS
 from specsel.policies.plain import UCB1, Random
-from specsel.replay.replay import oracle_dp, oracle_fixed, replay
+from specsel.replay import best_arms, fixed, oracle_dp, replay
 from specsel.study.oldstats import Estimate
 from specsel.study.policies import (
     arm_order,
@@ -31,6 +31,10 @@ FLIPPING = Model(
     logit=((1.5, -1.0, -1.6, 0.0), (-1.0, 1.5, -1.6, 0.0)) * 2,
     request_sd=0.2,
 )
+
+
+def _best_fixed(log):
+    return fixed(log, best_arms(log, "log")[0])
 
 
 def simulated(seed=1, **changes):
@@ -71,7 +75,7 @@ def test_sensitivity_shows_every_trial_as_a_difference_to_the_best_fixed_arm():
     log = simulated(requests_per_workload=4)
     table = sensitivity(log, rng=np.random.default_rng(0), names=["ucb1", "hedge", "match_gate_9"], n_resamples=50)
     assert table["place"].tolist() == [1, 2, 3, 4, 5, 6] * 2 and set(table["policy"]) == {"ucb1", "hedge"}
-    expected = [replay(log, UCB1(c=c)).block_efficiency - oracle_fixed(log).block_efficiency for c in GRIDS["ucb1"][1]]
+    expected = [replay(log, UCB1(c=c)).block_efficiency - _best_fixed(log).block_efficiency for c in GRIDS["ucb1"][1]]
     assert table["value"][:6].to_numpy() == pytest.approx(expected)
     assert table["setting"][6:].tolist() == list(GRIDS["hedge"][1]) and (table["low"] <= table["high"]).all()
     assert not len(sensitivity(log, rng=np.random.default_rng(0), names=[]))
@@ -120,7 +124,7 @@ def test_the_policy_table_has_a_row_for_every_setup(table):
 
 def test_differences_in_the_table_can_be_recomputed_from_its_columns(table):
     test, found = table
-    best, exact = oracle_fixed(test).block_efficiency, oracle_dp(test).block_efficiency
+    best, exact = _best_fixed(test).block_efficiency, oracle_dp(test).block_efficiency
     assert found["fixed"].to_numpy() == pytest.approx((found["block_efficiency"] - best).to_numpy())
     assert found["dp"].to_numpy() == pytest.approx((found["block_efficiency"] - exact).to_numpy())
     assert found.filter(like="share:").sum(axis=1).to_numpy() == pytest.approx(np.ones(len(found)))
@@ -179,5 +183,5 @@ def test_verdicts_follow_the_intervals():
 
 def test_the_best_fixed_arm_has_no_gain_over_itself():
     log = simulated(requests_per_workload=5)
-    found = gain_over_best_fixed(log, oracle_fixed(log), rng=np.random.default_rng(0), n_resamples=100)
+    found = gain_over_best_fixed(log, _best_fixed(log), rng=np.random.default_rng(0), n_resamples=100)
     assert found.value == 0 and found.high <= 0

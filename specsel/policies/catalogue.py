@@ -157,7 +157,7 @@ def _fixed_plan(name: str, log: PositionLog) -> Plan:
     arm = name.removeprefix("fixed:")
     if arm not in log.arms:
         raise SpecselError(f"there is no arm {arm!r} in {log.run}; expected one of {', '.join(log.arms)}")
-    return Plan(name, np.full(log.n_positions, log.arms.index(arm), dtype=np.int8))
+    return Plan.one(name, log, log.arms.index(arm))
 
 
 def lookup_arm(log: PositionLog) -> int | None:
@@ -232,7 +232,7 @@ def _entropy_gate(log: PositionLog) -> Policy:
         for below in range(log.n_arms)
         if above != below
     ]
-    plans = [Plan("", np.where(values >= g.threshold, g.above, g.below)) for g in gates]
+    plans = [Plan.one("", log, np.where(values >= g.threshold, g.above, g.below)) for g in gates]
     return gates[int(np.argmin([follow(log, plan).blocks.sum() for plan in plans]))]
 
 

@@ -8,24 +8,29 @@ position += emitted of the chosen arm, one block per decision. Feedback is ``ban
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from specsel.logs.columns import walk
 from specsel.logs.log import PositionLog, SpecselError, require_complete
-from specsel.policies.plain import Fixed
 from specsel.replay.policy import Policy
 from specsel.replay.streams import Streams
+
+if TYPE_CHECKING:
+    from specsel.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The decisions of one replay, in the order of the log (B blocks)."""
+    """The blocks of one replay, in the order of the log (B blocks)."""
 
     rows: np.ndarray  # (B,) row of the log where each block starts
-    arms: np.ndarray  # (B,) arm that drafted
+    arms: np.ndarray  # (B,) arm whose draft was committed; -1 where none drafted
+    ran: np.ndarray  # (B, K) bool, arms that drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,12 @@ class Replay:
     feedback: str
     blocks: np.ndarray  # (R,) int64
     emitted: np.ndarray  # (R,) int64, bonus included, the first token of the output (from prefill) excluded
-    pulls: np.ndarray  # (R, K) int64 blocks per arm
+    pulls: np.ndarray  # (R, K) int64 blocks in which each arm drafted
+    neural_passes: np.ndarray  # (R,) int64 passes of neural drafters, see `neural_passes`
     workload: np.ndarray  # (R,) index into workloads
     workloads: tuple[str, ...]
     arms: tuple[str, ...]
-    time_s: np.ndarray | None = None  # (R,) modelled seconds, see ``timed``
+    seconds: np.ndarray | None = None  # (R,) modelled, where costs were given
     path: Path | None = None  # when asked for
 
     @property
@@ -59,13 +65,6 @@ class Replay:
         """(K,) share of blocks per arm, 0..1."""
         return self.pulls.sum(axis=0) / self.blocks.sum()
 
-    def timed(self, costs: np.ndarray) -> Replay:
-        """The same with modelled time: ``costs`` (K,) are seconds per block of each arm (draft, verify, catch-up).
-
-        A learner on full information also pays for the drafts that it only evaluates: add them to every cost.
-        """
-        return replace(self, time_s=self.pulls @ np.asarray(costs, dtype=float))
-
     def by_workload(self) -> dict[str, dict]:
         """Per workload: requests, blocks, emitted, block_efficiency (None without blocks), pulls per arm."""
         found = {}
@@ -83,63 +82,141 @@ class Replay:
         return found
 
 
-def headroom(better: Replay, base: Replay) -> float:
-    """Relative gain in block efficiency of one replay over another.
-
-    >>> import types; headroom(*[types.SimpleNamespace(block_efficiency=e) for e in (3.0, 2.0)])
-    0.5
+def per_request(log: PositionLog, runs: Mapping[str, Replay]) -> pd.DataFrame:
+    """A table for `stats.by`, one row per request of the log: workload, request, tokens (emitted after the first one),
+    and per run ("blocks", name), ("passes", name) of neural drafters, and ("seconds", name) where it was timed.
     """
-    return better.block_efficiency / base.block_efficiency - 1
+    columns = {
+        "workload": np.array(log.workloads, dtype=object)[log.workload],
+        "request": np.array(log.requests, dtype=object),
+        "tokens": np.diff(log.starts),
+    }
+    for name, run in runs.items():
+        columns |= {("blocks", name): run.blocks, ("passes", name): run.neural_passes}
+        columns |= {} if run.seconds is None else {("seconds", name): run.seconds}
+    return pd.DataFrame(columns)
 
 
-# ---- plans: the arm of every position is settled before the replay
+# ---- plans: the arms of every position are settled before the replay
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An arm for every position: fixed arms, oracles, gates."""
+    """The arms that draft at every position: all are verified together and the longest draft is kept."""
 
     name: str
-    arms: np.ndarray  # (N,)
+    arms: np.ndarray  # (N, K) bool; no arm: the target decodes one token alone
+
+    @classmethod
+    def one(cls, name: str, log: PositionLog, index: np.ndarray | int) -> Plan:
+        """One arm at every position, by its index (N,)."""
+        chosen = np.arange(log.n_arms) == np.asarray(index)[..., None]
+        return cls(name, np.broadcast_to(chosen, (log.n_positions, log.n_arms)))
 
 
-def follow(log: PositionLog, plan: Plan, *, feedback: str = "full", keep_path: bool = False) -> Replay:
-    """Replay a plan: blocks start wherever the planned arms lead."""
+def follow(
+    log: PositionLog, plan: Plan, *, costs: Costs | None = None, feedback: str = "full", keep_path: bool = False
+) -> Replay:
+    """Replay a plan exactly: blocks start wherever the planned arms lead. ``costs`` adds modelled seconds."""
     require_complete(log)
-    accepted = np.take_along_axis(log.accepted, plan.arms[:, None].astype(np.intp), axis=1)[:, 0]
-    rows = walk(log.starts, np.minimum(accepted + 1, log.remaining))
-    return _result(log, plan.name, feedback, Path(rows, plan.arms[rows]), keep_path)
+    accepted = np.zeros(log.n_positions, dtype=log.accepted.dtype)
+    for k in range(log.n_arms):  # arm by arm: a maximum over a short last axis is slow
+        np.maximum(accepted, log.accepted[:, k], out=accepted, where=plan.arms[:, k])
+    rows = walk(log.starts, np.minimum(accepted.astype(np.int64) + 1, log.remaining))
+    return _totals(log, plan.name, feedback, rows, plan.arms[rows], costs, keep_path)
 
 
-def _result(log: PositionLog, name: str, feedback: str, path: Path, keep_path: bool) -> Replay:
-    """Totals per request of a sequence of decisions."""
-    emitted = np.minimum(log.accepted[path.rows, path.arms] + 1, log.remaining[path.rows])
-    ends = np.searchsorted(path.rows, log.starts)  # rows ascend, so every request's blocks stand together
+def _totals(
+    log: PositionLog,
+    name: str,
+    feedback: str,
+    rows: np.ndarray,
+    ran: np.ndarray,
+    costs: Costs | None = None,
+    keep_path: bool = False,
+) -> Replay:
+    """Totals per request of blocks (B,) that start at these rows with these arms (B, K), in the order of the log."""
+    kept = np.where(ran, log.accepted[rows], -1)
+    emitted = np.minimum(np.maximum(kept.max(axis=1), 0) + 1, log.remaining[rows])
+    ends = np.searchsorted(rows, log.starts)  # rows ascend, so every request's blocks stand together
 
     def sums(values: np.ndarray) -> np.ndarray:
-        return np.diff(np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[ends])
+        return np.diff(np.concatenate([[0], np.cumsum(values, dtype=np.result_type(values, np.int64))])[ends])
 
-    pulls = np.stack([sums(path.arms == k) for k in range(log.n_arms)], axis=1)
+    best = np.where(ran.any(axis=1), kept.argmax(axis=1), -1)
     return Replay(
         name,
         feedback,
         np.diff(ends),
         sums(emitted),
-        pulls,
+        np.stack([sums(ran[:, k]) for k in range(log.n_arms)], axis=1),
+        sums(neural_passes(log, rows, ran)),
         log.workload,
         log.workloads,
         log.arms,
-        None,
-        path if keep_path else None,
+        None if costs is None else sums(_seconds(log, rows, ran, costs)),
+        Path(rows, best, ran) if keep_path else None,
     )
 
 
-def fixed(log: PositionLog, arm: int, *, keep_path: bool = False) -> Replay:
-    """Always the same arm."""
-    require_complete(log)
-    rows = walk(log.starts, np.minimum(log.accepted[:, arm] + 1, log.remaining))
-    path = Path(rows, np.full(len(rows), arm, dtype=np.int8))
-    return _result(log, f"fixed:{log.arms[arm]}", "bandit", path, keep_path)
+def neural_passes(log: PositionLog, rows: np.ndarray, ran: np.ndarray) -> np.ndarray:
+    """(B,) passes of neural drafters in blocks that start at these rows with these arms (B, K).
+
+    A drafter is neural where the log has a confidence of it. A composite arm passes on the draft of its ``source``,
+    which is not made twice when that arm drafts, too.
+    """
+    neural = np.array([np.isfinite(v).any() for v in log.stats["conf_first"].T]) if log.stats else np.zeros(log.n_arms)
+    drafted = np.array(ran)
+    for k in _composites(log):
+        used = log.source[rows, k]
+        drafted[:, k] &= used < 0  # what it drafted itself
+        at = np.flatnonzero(ran[:, k] & (used >= 0))
+        drafted[at, used[at]] = True
+    return (drafted & neural.astype(bool)).sum(axis=1)
+
+
+def _composites(log: PositionLog) -> list[int]:
+    """Arms that hand on other arms' drafts."""
+    return [] if log.source is None else np.flatnonzero((log.source >= 0).any(axis=0)).tolist()
+
+
+def _seconds(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) -> np.ndarray:
+    """(B,) modelled seconds; the union of drafts is verified at once, and accepted tokens that drafts share are one
+    row.
+
+    Drafts may share rejected tokens too, so the number of rows is an upper bound; one draft is exact. An arm that sat
+    out the block before has to catch up. A composite arm without timings of its own costs what its parts cost, and
+    nothing twice: the cheapest of them is tried first, always.
+    """
+    drafted, verified = np.array(ran), np.array(ran)
+    for k in _composites(log):
+        if log.arms[k] in costs.arms:
+            continue
+        on, used = ran[:, k], log.source[rows, k]
+        parts = np.unique(log.source[log.source[:, k] >= 0, k])
+        drafted[:, k] = verified[:, k] = False
+        hit = np.flatnonzero(on & (used >= 0))
+        drafted[hit, used[hit]] = verified[hit, used[hit]] = True
+        drafted[on, min(parts, key=lambda part: float(costs.draft_s(log.arms[part], 0)))] = True
+    accepted = np.where(verified, log.accepted[rows], 0)
+    proposed = np.where(verified, np.maximum(log.proposed[rows], 0), 0)
+    width = 1 + accepted.max(axis=1) + (proposed - accepted).sum(axis=1)
+    request = np.searchsorted(log.starts, rows, side="right") - 1
+    stale = np.zeros(ran.shape, dtype=bool)
+    stale[1:] = ~drafted[:-1] & (request[1:] == request[:-1])[:, None]
+    return costs.block_s(log.arms, context_length(log)[rows], ran=drafted, rows=width, stale=stale)
+
+
+def context_length(log: PositionLog) -> np.ndarray:
+    """(N,) tokens before each draft: prompt (where the log's request table has it) + output up to the anchor."""
+    prompt = log.request_column("prompt_tokens")
+    return log.position + 1 + (0 if prompt is None else np.repeat(prompt.astype(int), np.diff(log.starts)))
+
+
+def fixed(log: PositionLog, arm: int, *, costs: Costs | None = None, keep_path: bool = False) -> Replay:
+    """Always the same arm, by its index."""
+    plan = Plan.one(f"fixed:{log.arms[arm]}", log, arm)
+    return follow(log, plan, costs=costs, feedback="bandit", keep_path=keep_path)
 
 
 def best_arms(log: PositionLog, scope: str) -> np.ndarray:
@@ -157,74 +234,36 @@ def oracle_plan(log: PositionLog, name: str) -> Plan:
     require_complete(log)
     if name.startswith("best_fixed"):
         scope = name.removeprefix("best_fixed").removeprefix("_") or "log"
-        return Plan(name, np.repeat(best_arms(log, scope), np.diff(log.starts)))
-    return Plan(name, log.emitted.argmax(axis=1) if name == "oracle_block" else dp_arms(log))
+        return Plan.one(name, log, np.repeat(best_arms(log, scope), np.diff(log.starts)))
+    return Plan.one(name, log, log.emitted.argmax(axis=1) if name == "oracle_block" else fewest_blocks(log))
 
 
-def oracle_fixed(log: PositionLog, *, keep_path: bool = False) -> Replay:
-    """The arm with the highest block efficiency over the log."""
-    return fixed(log, int(best_arms(log, "log")[0]), keep_path=keep_path)
-
-
-def oracle_workload(log: PositionLog, *, keep_path: bool = False) -> Replay:
-    """The hindsight best fixed arm of each workload."""
-    return follow(log, oracle_plan(log, "best_fixed_workload"), keep_path=keep_path)
-
-
-def oracle_request(log: PositionLog, *, keep_path: bool = False) -> Replay:
-    """The hindsight best fixed arm of each request."""
-    return follow(log, oracle_plan(log, "best_fixed_request"), keep_path=keep_path)
-
-
-def oracle_block(log: PositionLog, *, keep_path: bool = False) -> Replay:
+def oracle_block(log: PositionLog) -> Replay:
     """The arm that emits most at each block: hindsight, but no upper bound."""
-    return follow(log, oracle_plan(log, "oracle_block"), keep_path=keep_path)
+    return follow(log, oracle_plan(log, "oracle_block"))
 
 
-def oracle_dp(log: PositionLog, *, costs: np.ndarray | None = None, keep_path: bool = False) -> Replay:
-    """Fewest blocks over all sequences of arms; with ``costs`` (K,) the least modelled time instead."""
-    found = follow(log, Plan("oracle_dp", dp_arms(log, costs)), keep_path=keep_path)
-    return found if costs is None else found.timed(costs)
+def oracle_dp(log: PositionLog) -> Replay:
+    """Fewest blocks over all sequences of arms: the bound of choosing one arm per block."""
+    return follow(log, oracle_plan(log, "oracle_dp"))
 
 
-def dp_arms(log: PositionLog, costs: np.ndarray | None = None) -> np.ndarray:
-    """(N,) first arm of a cheapest way to the end of the output, from every position; equal costs by default."""
-    require_complete(log)
+def fewest_blocks(log: PositionLog) -> np.ndarray:
+    """(N,) first arm of a way to the end of the output in as few blocks as possible, from every position: by dynamic
+    programming from the end, all requests side by side.
+    """
     emitted, arms = log.emitted, np.zeros(log.n_positions, dtype=np.int8)
-    prices = np.ones(log.n_arms) if costs is None else np.asarray(costs, dtype=float)
     lengths = np.diff(log.starts)
     longest = np.argsort(-lengths, kind="stable")
     counts = np.cumsum(np.bincount(lengths)[::-1])[::-1]  # requests with at least so many positions
-    value = np.zeros(log.n_positions + log.n_requests)  # cost to the end; one free slot behind each request
+    left_over = np.zeros(log.n_positions + log.n_requests, dtype=np.int32)  # blocks to the end; a slot behind each end
     for left in range(1, len(counts)):
         request = longest[: counts[left]]
         row = log.starts[request + 1] - left
-        slot, step = row + request, emitted[row].T
-        best, first = prices[0] + value[slot + step[0]], np.zeros(len(row), dtype=np.int8)
-        for k in range(1, log.n_arms):
-            total = prices[k] + value[slot + step[k]]
-            first[total < best] = k
-            best = np.minimum(best, total)
-        arms[row], value[slot] = first, best
+        after = left_over[(row + request)[:, None] + emitted[row]]  # (n, K)
+        arms[row] = after.argmin(axis=1)
+        left_over[row + request] = 1 + after.min(axis=1)
     return arms
-
-
-def oracle_renewal(
-    log: PositionLog, costs: np.ndarray, *, values: np.ndarray | None = None, keep_path: bool = False
-) -> Replay:
-    """The renewal rule: at each block the arm with the largest emitted - rate * cost, rate = emitted per second.
-
-    The rate is found by Dinkelbach iteration on exact replay, from 0 upwards, until it stops growing. ``values`` (N, K)
-    replaces the hindsight counts by expectations given what is known before drafting. Source: policies.md, 1 (e).
-    """
-    values, rate, best = log.emitted if values is None else values, -1.0, None
-    while True:
-        arms = (values - max(rate, 0.0) * np.asarray(costs)).argmax(axis=1)
-        found = follow(log, Plan("oracle_renewal", arms), keep_path=keep_path).timed(costs)
-        achieved = float(found.emitted.sum() / found.time_s.sum())
-        if achieved <= rate * (1 + 1e-12):
-            return best
-        best, rate = found, achieved
 
 
 # ---- policies: the arm depends on what was seen on the way
@@ -282,8 +321,8 @@ def replay_runs(
     while len(streams.row):
         streams.step()
     return [
-        _result(log, name or repr(policy), feedback, Path(*taken), keep_path)
-        for (_, feedback), taken in zip(runs, streams.decisions(), strict=True)
+        _totals(log, name or repr(policy), feedback, rows, arms[:, None] == np.arange(log.n_arms), None, keep_path)
+        for (_, feedback), (rows, arms) in zip(runs, streams.decisions(), strict=True)
     ]
 
 
@@ -299,10 +338,3 @@ def _checked(policy: Policy, feedback: str | None, reset: str) -> str:
             "use 'full' or 'delayed', or a policy that reads the chosen arm only"
         )
     return feedback or ("full" if policy.sees == "every arm" else "bandit")
-
-
-def sanity_check(log: PositionLog) -> None:
-    """Recompute the best fixed arm and another one block by block; SpecselError when the two routes disagree."""
-    for arm in {int(best_arms(log, "log")[0]), log.n_arms - 1}:
-        if not np.array_equal(fixed(log, arm).totals, replay(log, Fixed(arm)).totals):
-            raise SpecselError(f"{log.run}: two ways of replaying {log.arms[arm]} disagree; run `specsel log validate`")

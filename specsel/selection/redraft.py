@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from specsel.logs.log import STATS, PositionLog, SpecselError
 from specsel.selection.blocks import known
-from specsel.stats import Sums, ratio
+from specsel.stats import Estimate, Sums, holm, ratio
 
 MAX_ROWS = 100_000  # blocks for one fit or one threshold, thinned evenly; the learning curve is flat long before
 THRESHOLDS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -193,3 +193,22 @@ def token_gain(s: Sums) -> np.ndarray:
 QUANTITIES: Mapping[str, Callable[[Sums], np.ndarray]] = {
     f.__name__: f for f in (oracle_gap, capture, redraft_rate, skill, token_gain)
 }
+
+
+def skill_verdicts(skills: Mapping[str, Estimate]) -> dict[str, str]:
+    """Workload -> "beats random", "no measurable benefit" or "worse than random", from the skill with null value 1.
+
+    Its interval must exclude 1, and its p-value, adjusted for the number of workloads by Holm's method, must be at most
+    1 - level. Where there is no skill the verdict says why.
+    """
+    tested = [name for name, skill in skills.items() if skill.defined]
+    adjusted = dict(zip(tested, holm(np.array([skills[name].p for name in tested])), strict=True))
+    found = {}
+    for name, skill in skills.items():
+        if not skill.defined:
+            found[name] = skill.method
+        elif skill.low <= 1 <= skill.high or adjusted[name] > 1 - skill.level:
+            found[name] = "no measurable benefit"
+        else:
+            found[name] = "beats random" if skill.low > 1 else "worse than random"
+    return found

@@ -14,7 +14,7 @@ import pandas as pd
 
 from specsel.logs.log import PositionLog
 from specsel.policies.catalogue import allowed
-from specsel.replay.replay import Replay, best_arms, oracle_fixed, replay
+from specsel.replay.replay import Replay, best_arms, fixed, replay
 from specsel.study.oldstats import bootstrap_many, pooled_ratio, ratio
 from specsel.study.policies import late
 
@@ -43,7 +43,7 @@ def curves(
     log: PositionLog, *, rng: np.random.Generator, names: Iterable[str] = SHOWN, seed: int = 0, n_resamples: int = 1000
 ) -> Curves:
     """Curves of the first two policies that the log allows; requests in the order of the log."""
-    base, tables = oracle_fixed(log), []
+    base, tables = fixed(log, int(best_arms(log, "log")[0])), []
     for name, policy in list(allowed(log, names).items())[:2]:
         found = replay(log, policy, feedback=late(policy), seed=seed, keep_path=True, name=name)
         tables.append((*within_request(log, found, rng=rng, n_resamples=n_resamples), *over_log(found, base)))

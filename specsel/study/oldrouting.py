@@ -80,9 +80,18 @@ def _replay(log: PositionLog, rows: np.ndarray, ran: np.ndarray, name: str, cost
     accepted = np.where(ran, log.accepted[rows], 0)
     emitted = np.minimum(accepted.max(axis=1) + 1, log.remaining[rows])
     totals = request_sums(np.column_stack([np.ones(len(rows)), emitted, ran]), request, log.n_requests).astype(np.int64)
-    time_s = None if costs is None else request_sums(_seconds(log, rows, request, ran, costs), request, log.n_requests)
+    seconds = None if costs is None else request_sums(_seconds(log, rows, request, ran, costs), request, log.n_requests)
     return Replay(
-        name, "full", totals[:, 0], totals[:, 1], totals[:, 2:], log.workload, log.workloads, log.arms, time_s
+        name,
+        "full",
+        totals[:, 0],
+        totals[:, 1],
+        totals[:, 2:],
+        0 * totals[:, 0],
+        log.workload,
+        log.workloads,
+        log.arms,
+        seconds,
     )
 
 
@@ -304,8 +313,8 @@ def _selector(blocks: Any, train: np.ndarray) -> Selector | None:
 def _prices(log: PositionLog, costs: Costs) -> np.ndarray:
     """(K,) seconds of a block of each arm alone, in tokens: times the tokens per second of the fastest arm."""
     runs = [run_plan(log, one_arm(log, k), name=arm, costs=costs) for k, arm in enumerate(log.arms)]
-    rate = max(run.emitted.sum() / run.time_s.sum() for run in runs)
-    return rate * np.array([run.time_s.sum() / run.blocks.sum() for run in runs])
+    rate = max(run.emitted.sum() / run.seconds.sum() for run in runs)
+    return rate * np.array([run.seconds.sum() / run.blocks.sum() for run in runs])
 
 
 def _routed(
@@ -343,7 +352,7 @@ def decision_table(
     """
     wide = np.stack(
         [
-            np.stack([r.emitted, r.blocks, np.zeros(len(r.blocks)) if r.time_s is None else r.time_s], axis=1)
+            np.stack([r.emitted, r.blocks, np.zeros(len(r.blocks)) if r.seconds is None else r.seconds], axis=1)
             for r in runs.values()
         ],
         axis=1,
@@ -351,7 +360,7 @@ def decision_table(
     at, statistics, columns = list(runs).index(base), {}, {}
     for i, (name, run) in enumerate(runs.items()):
         for rate, gain, below in (("block_efficiency", "gain", 1), ("tokens_per_s", "speed", 2)):
-            if below == 1 or run.time_s is not None:
+            if below == 1 or run.seconds is not None:
                 statistics[name, rate] = lambda s, b=below: ratio(s[..., 0, 0], s[..., 0, b])
                 statistics[name, gain] = lambda s, b=below, off=2 - below: _rate_ratio(s, b) - off
                 columns[name, rate] = columns[name, gain] = [i, at]

@@ -17,17 +17,18 @@ import pandas as pd
 
 from specsel.logs.log import PositionLog, SpecselError
 from specsel.policies.catalogue import GRIDS, PERSISTENT, PLANS, allowed, context_of, learner_names, policy_by_name
+from specsel.policies.plain import Fixed
 from specsel.replay.policy import Policy
 from specsel.replay.replay import (
     Plan,
     Replay,
     fixed,
+    follow,
     oracle_dp,
-    oracle_workload,
+    oracle_plan,
     replay,
     replay_runs,
     replay_seeds,
-    sanity_check,
 )
 from specsel.study.oldstats import Estimate, bootstrap_many, bootstrap_requests, holm, pooled_ratio
 
@@ -284,7 +285,9 @@ def compare(
     shares of blocks. Policies that the log does not allow are left out.
     ``workers`` processes share the work; the table does not depend on their number.
     """
-    sanity_check(test)
+    check = fixed(test, test.n_arms - 1)
+    if not np.array_equal(check.totals, replay(test, Fixed(test.n_arms - 1)).totals):
+        raise SpecselError(f"{test.run}: two ways of replaying {check.policy} disagree; run `specsel log validate`")
     if names is None:
         names = (*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *learner_names())
     jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in names]
@@ -371,7 +374,11 @@ def workload_hypothesis(
         mixed = log.select(rng.permutation(log.n_requests))
         found, _ = evaluate(mixed, policy_by_name("contextual_thompson", mixed), reset="never", seeds=seeds)
         gains.append(gain_over_best_fixed(mixed, found, rng=rng, n_resamples=n_resamples))
-        limits.append(gain_over_best_fixed(mixed, oracle_workload(mixed), rng=rng, n_resamples=n_resamples))
+        limits.append(
+            gain_over_best_fixed(
+                mixed, follow(mixed, oracle_plan(mixed, "best_fixed_workload")), rng=rng, n_resamples=n_resamples
+            )
+        )
     return Prediction(*gains, *limits, verdict=verdict(*gains))
 
 
