@@ -13,31 +13,36 @@ import warnings
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsel.cli_engine import add_engine_commands
-from specsel.logs.log import LogWarning, SpecselError
+from specsel.logs import LogWarning, SpecselError
 
-OPTIONS = {
+if TYPE_CHECKING:
+    from specsel.logs import PositionLog
+
+OPTIONS: dict[str, Any] = {
     "no_args_is_help": True,
     "add_completion": False,
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
 }
-app = typer.Typer(
-    help="Which drafter should speculate on the next block? Logs, replay, selectors, the book.\n\n"
-    "Example: specsel headline data/runs/campaign",
-    **OPTIONS,
+
+
+def _app(words: str, example: str) -> typer.Typer:
+    return typer.Typer(help=f"{words}\n\nExample: specsel {example}", **OPTIONS)
+
+
+app = _app(
+    "Which drafter should speculate on the next block? Logs, replay, selectors, the book.",
+    "headline data/runs/campaign",
 )
-log_app = typer.Typer(
-    help="Check, summarise, convert, import logs.\n\nExample: specsel log validate data/runs/campaign", **OPTIONS
-)
-selector_app = typer.Typer(
-    help="Fit a redraft selector that the engine and replay can use.\n\n"
-    "Example: specsel selector fit data/runs/campaign -o selector.json",
-    **OPTIONS,
+log_app = _app("Check, summarise, convert, import logs.", "log validate data/runs/campaign")
+selector_app = _app(
+    "Fit a redraft selector that the engine and replay can use.",
+    "selector fit data/runs/campaign -o selector.json",
 )
 app.add_typer(log_app, name="log")
 app.add_typer(selector_app, name="selector")
@@ -53,7 +58,9 @@ Paths = Annotated[list[Path], typer.Argument(help="run folders or log files")]
 Json = Annotated[bool, _option("print one JSON object and nothing else", "--json")]
 Seed = Annotated[int, _option("seed of everything random")]
 Output = Annotated[Path, _option("file or folder to write", "--out", "-o")]
+Arms = Annotated[str | None, _option("only these arms of the log, separated by commas (eagle,ngram)")]
 Dominant = Annotated[str | None, _option("arm that drafts first (default: the one that needs the fewest blocks)")]
+Threshold = Annotated[float | None, _option("redraft from this probability (default: chosen by the inner loop)")]
 PolicyName = Annotated[str | None, _option("fixed:ARM, best_fixed_request, oracle_block, oracle_dp, random, ucb1, ...")]
 SelectorFile = Annotated[Path | None, _option("selector.json: replay this redraft selector instead of a policy")]
 NoLoops = Annotated[bool, _option("leave out requests whose output repeats itself", "--without-loops")]
@@ -102,17 +109,20 @@ def show(result: dict[str, Any], lines: Iterable[str], as_json: bool) -> None:
 
 def _table(rows: list[list[str]]) -> list[str]:
     """Rows as aligned columns, the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join([r[0].ljust(first), *map(str.rjust, r[1:], others)]).rstrip() for r in rows]
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "undefined" if value is None else f"{value:.{digits}f}"
+
+
+def _read(run: Path, arms: str | None) -> PositionLog:
+    """A log, restricted to the arms that were named."""
+    from specsel.logs import read_log
+
+    log = read_log(run)
+    return log if arms is None else log.pool([arm.strip() for arm in arms.split(",")])
 
 
 # ---- logs
@@ -124,7 +134,7 @@ def log_validate(path: Paths, as_json: Json = False) -> None:
 
     Example: specsel log validate data/runs/campaign
     """
-    from specsel.logs.log import validate
+    from specsel.logs import validate
 
     missing = [p for p in path if not p.exists()]
     if missing:
@@ -137,27 +147,19 @@ def log_validate(path: Paths, as_json: Json = False) -> None:
 
 
 @log_app.command("summary")
-def log_summary(run: Run, as_json: Json = False) -> None:
+def log_summary(run: Run, arms: Arms = None, as_json: Json = False) -> None:
     """Requests, positions, and per workload and arm the mean accepted tokens and the block efficiency.
 
     Example: specsel log summary data/runs/campaign
     """
-    from specsel.logs.log import read_log, summary
+    from specsel.logs import summary
 
-    found = summary(read_log(run))
+    found = summary(_read(run, arms))
     rows = [["workload", "arm", "requests", "positions", "mean accepted", "block efficiency"]]
-    rows += [
-        [
-            w,
-            arm,
-            str(found["requests"][w]),
-            str(found["positions"][w]),
-            _number(found["mean_accepted"][w][arm]),
-            _number(found["block_efficiency"][w][arm]),
-        ]
-        for w in found["requests"]
-        for arm in found["arms"]
-    ]
+    for w in found["requests"]:
+        for arm in found["arms"]:
+            counts = [str(found[what][w]) for what in ("requests", "positions")]
+            rows.append([w, arm, *counts, *(_number(found[m][w][arm]) for m in ("mean_accepted", "block_efficiency"))])
     show(found, [f"{found['run']} [{found['label']}], draft length {found['draft_len']}", *_table(rows)], as_json)
 
 
@@ -167,7 +169,7 @@ def log_convert(source: Paths, out: Output) -> None:
 
     Example: specsel log convert data/runs/campaign -o campaign.jsonl
     """
-    from specsel.logs.log import convert
+    from specsel.logs import convert
 
     print(convert(source[0] if len(source) == 1 else source, out))
 
@@ -193,6 +195,7 @@ def replay_command(
     run: Run,
     policy: PolicyName = None,
     selector: SelectorFile = None,
+    arms: Arms = None,
     feedback: Annotated[FeedbackMode | None, _option("what the policy sees (default: its need)")] = None,
     reset: Annotated[Reset, _option("when the policy forgets")] = Reset.request,
     seed: Seed = 0,
@@ -202,37 +205,23 @@ def replay_command(
 
     Example: specsel replay data/runs/campaign --policy hedgespec --feedback delayed
     """
-    from specsel.logs.log import read_log
     from specsel.policies.catalogue import policy_by_name
-    from specsel.replay.replay import replay
+    from specsel.replay import follow, replay
+    from specsel.selection.route import selector_plan
 
     if (policy is None) == (selector is None):
         raise SpecselError("give either --policy NAME or --selector FILE")
-    log = read_log(run)
+    log = _read(run, arms)
     if selector is not None:
-        found = _replay_selector(log, selector)
+        found = follow(log, selector_plan(log, selector))
     else:
-        found = replay(
-            log,
-            policy_by_name(policy, log),
-            feedback=feedback and str(feedback),
-            reset=str(reset),
-            seed=seed,
-            name=policy,
-        )
+        options = {"feedback": feedback and str(feedback), "reset": str(reset), "seed": seed}
+        found = replay(log, policy_by_name(policy, log), name=policy, **options)
     by_workload = found.by_workload()
     rows = [["workload", "requests", "blocks", "emitted", "block efficiency", *log.arms]]
-    rows += [
-        [
-            w,
-            str(r["requests"]),
-            str(r["blocks"]),
-            str(r["emitted"]),
-            _number(r["block_efficiency"]),
-            *map(str, r["pulls"].values()),
-        ]
-        for w, r in by_workload.items()
-    ]
+    for name, r in by_workload.items():
+        counts = [str(r[what]) for what in ("requests", "blocks", "emitted")]
+        rows.append([name, *counts, _number(r["block_efficiency"]), *map(str, r["pulls"].values())])
     show(
         {"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload},
         [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)],
@@ -240,75 +229,52 @@ def replay_command(
     )
 
 
-def _replay_selector(log: Any, path: Path) -> Any:
-    from specsel.logs.log import STATS
-    from specsel.selection.selector import Selector
-    from specsel.study.oldrouting import redraft_plan, run_plan
-
-    loaded = Selector.load(path, arms=log.arms, draft_len=log.draft_len, features=STATS)
-    plan = redraft_plan(log, log.arms.index(loaded.dominant), loaded.redraft(log.stats))
-    return run_plan(log, plan, name=f"selector:{path.name}")
-
-
 @selector_app.command("fit")
-def selector_fit(run: Run, out: Output, dominant: Dominant = None, as_json: Json = False) -> None:
+def selector_fit(run: Run, out: Output, dominant: Dominant = None, arms: Arms = None, as_json: Json = False) -> None:
     """Fit the redraft selector on all workloads of a log and write it as readable JSON.
 
     Example: specsel selector fit data/runs/campaign -o selector.json
     """
-    from specsel.logs.log import read_log
     from specsel.selection.blocks import blocks
     from specsel.selection.selector import fit_selector
 
-    log = read_log(run)
-    made = fit_selector(
-        blocks(log, dominant), trained_on={"run": log.run, "label": log.label, "log_sha256": log.sha256}
-    )
+    log = _read(run, arms)
+    source = {"run": log.run, "label": log.label, "log_sha256": log.sha256}
+    made = fit_selector(blocks(log, dominant), trained_on=source)
     made.save(out)
-    result = {
-        "selector": str(out),
-        "dominant": made.dominant,
-        "threshold": made.threshold,
-        "features": list(made.features),
-        "blocks": made.trained_on["blocks"],
-    }
-    show(
-        result,
-        [
-            f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
-            f"trained on {made.trained_on['blocks']:,} blocks of {made.trained_on['requests']:,} requests"
-        ],
-        as_json,
+    count, requests = made.trained_on["blocks"], made.trained_on["requests"]
+    result = {"selector": str(out), "dominant": made.dominant, "threshold": made.threshold}
+    text = (
+        f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
+        f"trained on {count:,} blocks of {requests:,} requests"
     )
-
-
-def _arm(log: Any, name: str) -> int:
-    if name not in log.arms:
-        raise SpecselError(f"there is no arm '{name}' in {log.run}; expected one of {', '.join(log.arms)}")
-    return log.arms.index(name)
+    show(result | {"features": list(made.features), "blocks": count}, [text], as_json)
 
 
 @app.command("headline")
 def headline_command(
     run: Run,
+    arms: Arms = None,
     dominant: Dominant = None,
+    threshold: Threshold = None,
     without_loops: NoLoops = False,
     resamples: Annotated[int, _option("resamples of each interval", min=1)] = 10_000,
-    seed: Seed = 0,
+    level: Annotated[float, _option("coverage of the intervals, between 0 and 1")] = 0.95,
+    seed: Seed = 7,
     as_json: Json = False,
 ) -> None:
     """Every headline figure of the study on this log, with label, interval, number of requests and method.
 
     Example: specsel headline data/runs/campaign --json
     """
-    import numpy as np
-
     from specsel.costs import load_costs
-    from specsel.logs.log import read_log
     from specsel.paper.claims import render
+    from specsel.stats import Resampling
     from specsel.study.headline import headline, to_json
 
-    log = read_log(run)
+    if not 0 < level < 1:
+        raise SpecselError(f"--level is {level}; expected a number between 0 and 1")
+    log = _read(run, arms)
     if without_loops:
         if log.looping is None:
             raise SpecselError(
@@ -317,9 +283,9 @@ def headline_command(
         log = log.select(~log.looping)
     claims = headline(
         log,
-        rng=np.random.default_rng(seed),
-        n_resamples=resamples,
-        dominant=None if dominant is None else _arm(log, dominant),
+        resampling=Resampling(resamples, level, seed),
+        dominant=dominant,
+        threshold=threshold,
         costs=load_costs(run),
     )
     show(to_json(claims), [f"{c.name:36s} {render(c, counts=True)}" for c in claims], as_json)
@@ -346,13 +312,10 @@ def breakeven_command(
         for r in (*rho, *(more or ()))
     ]
     limit, largest = break_even_rho(gap, capture, rate, alpha), max_alpha(gap, capture, rate)
-    largest = None if math.isnan(largest) else largest
-    finite = limit if math.isfinite(limit) else None
-    text = [
-        ["rho", "best-of-N", "selector"],
-        *([f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows),
-    ]
-    shown = "never redrafts" if math.isnan(limit) else "always pays" if finite is None else _number(limit)
+    finite = limit if limit is not None and math.isfinite(limit) else None
+    text = [["rho", "best-of-N", "selector"]]
+    text += [[f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows]
+    shown = "never redrafts" if limit is None else "always pays" if finite is None else _number(limit)
     show(
         {"rows": rows, "break_even_rho": finite, "max_alpha": largest},
         [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"],
@@ -391,10 +354,8 @@ def _parameters(pairs: list[str], path: Path | None) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text("utf-8")) or {} if path else {}
         wrong = [pair for pair in pairs if "=" not in pair]
         if wrong or not isinstance(found, dict):
-            raise SpecselError(
-                f"{wrong[0] if wrong else path}: is no notebook parameter; write name=value, "
-                "or a YAML file of such pairs"
-            )
+            source = wrong[0] if wrong else path
+            raise SpecselError(f"{source}: is no notebook parameter; write name=value, or a YAML file of such pairs")
         return found | {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in pairs)}
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from specsel.costs import Costs
-from specsel.logs.log import PositionLog, SpecselError
+from specsel.logs.log import STATS, PositionLog, SpecselError
 from specsel.replay.replay import Plan, follow, oracle_plan
 from specsel.selection.blocks import blocks, dominant_arm
 from specsel.selection.redraft import Decided, leave_one_workload_out
+from specsel.selection.selector import Selector
 
 KINDS = ("logistic", "boosting")
 MAX_ROWS = 20_000  # training rows of a router, thinned evenly; more change little (see the learning curve)
@@ -181,6 +183,13 @@ def redrafting(log: PositionLog, decided: Decided) -> Plan:
     """The dominant arm first, all arms where the selector says so: the redraft study as a policy."""
     first = Plan.one("redraft", log, np.full(log.n_positions, log.arms.index(decided.dominant)))
     return Plan("redraft", first.arms | decided.everywhere(log)[:, None])
+
+
+def selector_plan(log: PositionLog, path: str | Path) -> Plan:
+    """The redrafts of a saved selector; SpecselError where it was made for another pool, draft length or features."""
+    selector = Selector.load(path, arms=log.arms, draft_len=log.draft_len, features=STATS)
+    first = Plan.one("", log, log.arms.index(selector.dominant))
+    return Plan(f"selector:{Path(path).name}", first.arms | selector.redraft(log.stats)[:, None])
 
 
 @threadpool_limits.wrap(limits=1, user_api="openmp")
