@@ -24,7 +24,7 @@ from specsel.logs.log import (
     validate,
     write_log,
 )
-from specsel.logs.records import encode_row, gzip_bytes
+from specsel.logs.records import SpecselError, encode_row, gzip_bytes
 
 CASES = Path(__file__).parent / "cases"
 GOLDEN = CASES / "golden_small.jsonl"
@@ -474,6 +474,65 @@ def test_select_keeps_whole_requests(golden):
     assert np.array_equal(both.accepted[12:], golden.accepted[:9]) and both.request_of[12] == 1
     assert same(both.select(np.array([1, 0])), golden)
     assert block_view(both).n_blocks == 11
+
+
+# ---- parts of a log
+
+
+@pytest.fixture
+def composite(tmp_path):
+    """The golden log, whose cascade names its sources: dflash at odd positions, ngram at even ones."""
+    records = [json.loads(line) for line in (CASES / "golden_small.jsonl").read_text("utf-8").splitlines()]
+    for r in records:
+        r["arms"]["cascade"]["source"] = "dflash" if r["position"] % 2 else "ngram"
+    (tmp_path / "c.jsonl").write_bytes(lines(records))
+    return read_log(tmp_path / "c.jsonl")
+
+
+def test_a_pool_is_the_log_of_its_arms_in_the_order_given(composite):
+    pool = composite.pool(["ngram", "cascade"])
+    for j, name in enumerate(pool.arms):
+        k = composite.arms.index(name)
+        assert np.array_equal(pool.accepted[:, j], composite.accepted[:, k])
+        assert np.array_equal(pool.stats["conf_mean"][:, j], composite.stats["conf_mean"][:, k], equal_nan=True)
+    assert pool.arms == ("ngram", "cascade") and pool.composites == composite.composites == ("cascade",)
+    assert np.array_equal(pool.source[:, 1], np.where(pool.position % 2, -2, 0))  # dflash has left, ngram is the first
+    assert composite.pool(["dflash", "eagle"]).source is None and pool.path_arm is None
+    assert pool.label == composite.label and pool.sha256 == composite.sha256
+    assert same(composite.pool(composite.arms), composite)
+
+
+def test_a_capped_log_has_shorter_drafts_and_forgets_what_depends_on_the_rest(golden):
+    capped = golden.cap(2)
+    assert np.array_equal(capped.accepted, np.minimum(golden.accepted, 2)) and capped.draft_len == 2
+    assert capped.proposed.max() == 2 and np.array_equal(capped.proposed < 0, golden.proposed < 0)
+    cut = golden.proposed > 2
+    assert cut.any() and np.isnan(capped.stats["conf_mean"][cut]).all()
+    assert np.array_equal(capped.stats["conf_mean"][~cut], golden.stats["conf_mean"][~cut], equal_nan=True)
+    assert np.array_equal(capped.stats["conf_first"], golden.stats["conf_first"], equal_nan=True)
+    assert np.array_equal(block_view(capped).rows, np.flatnonzero(capped.on_path))
+
+
+def test_some_workloads_are_a_log_of_their_own(golden):
+    code = golden.only(["code"])
+    assert code.workloads == ("code",) and set(code.workload) == {0} and code.n_positions == 12
+    assert golden.table.columns.tolist()[:2] == ["workload", "request"] and len(code.table) == code.n_requests
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (lambda log: log.pool([]), "one or more"),
+        (lambda log: log.pool(["eagle", "eagle"]), "one or more different arms"),
+        (lambda log: log.pool(["medusa"]), "no arm 'medusa'; it has dflash"),
+        (lambda log: log.only(["poems"]), "no workload 'poems'; it has chat"),
+        (lambda log: log.cap(0), "draft length of 0 is not in 1 to"),
+        (lambda log: log.cap(99), "draft length of 99"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(golden, part, said):
+    with pytest.raises(SpecselError, match=said):
+        part(golden)
 
 
 def test_summary_recomputes_from_its_columns(golden):

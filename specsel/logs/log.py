@@ -78,7 +78,7 @@ class PositionLog:
     remaining: np.ndarray  # (N,) int32, output tokens after the anchor, T - position
     context: dict[str, np.ndarray]  # name -> (N,) float64, known before drafting; nan = missing
     stats: dict[str, np.ndarray]  # name -> (N, K) float64, known once the arm has drafted; nan = missing
-    source: np.ndarray | None  # (N, K) int8: arm whose draft a composite arm used, -1 = none; None = nowhere given
+    source: np.ndarray | None  # (N, K) int8: arm whose draft a composite arm used; -1 none, -2 one outside of the pool
     complete: bool  # every position of every request is here: exact replay is allowed
     run: str  # name of the run
     label: str  # "MEASURED" or "SIM"
@@ -143,6 +143,78 @@ class PositionLog:
             source=None if self.source is None else self.source[rows],
             **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")},
         )
+
+    def only(self, workloads: Iterable[str]) -> PositionLog:
+        """The log of some workloads only, in the order of the log; SpecselError for one that it does not have."""
+        names = _chosen(self.run, "workload", workloads, self.workloads)
+        kept = [w for w, name in enumerate(self.workloads) if name in names]
+        log = self.select(np.isin(self.workload, kept))
+        code = np.searchsorted(kept, log.workload)
+        return replace(log, workloads=tuple(self.workloads[w] for w in kept), workload=code)
+
+    def pool(self, arms: Iterable[str]) -> PositionLog:
+        """The log of some arms only, in the order given: exact, because every arm was asked at every position.
+
+        SpecselError for an arm that the log does not have. The source of a composite arm that leaves is -2.
+        """
+        names = _chosen(self.run, "arm", arms, self.arms)
+        at = [self.arms.index(name) for name in names]
+        code = np.array([*(names.index(name) if name in names else -2 for name in self.arms), -2, -1], dtype=np.int8)
+        source = None if self.source is None else code[self.source[:, at]]
+        return replace(
+            self,
+            arms=names,
+            proposed=self.proposed[:, at],
+            accepted=self.accepted[:, at],
+            stats={n: v[:, at] for n, v in self.stats.items()},
+            source=None if source is None or (source == -1).all() else source,
+            path_arm=self.path_arm if self.path_arm in names else None,
+        )
+
+    def cap(self, draft_len: int) -> PositionLog:
+        """The log with drafts of at most ``draft_len`` tokens: exact, since accepted is the smaller of count and cap.
+
+        Statistics over a draft that is cut are unknown (nan); the first confidence stays.
+        """
+        if not 1 <= draft_len <= self.draft_len:
+            raise SpecselError(f"{self.run}: a draft length of {draft_len} is not in 1 to {self.draft_len}, as logged")
+        cut, whole = self.proposed > draft_len, ("conf_first", "match_length")
+        capped = replace(
+            self,
+            draft_len=draft_len,
+            proposed=np.minimum(self.proposed, np.int16(draft_len)),
+            accepted=np.minimum(self.accepted, np.int16(draft_len)),
+            stats={n: v if n in whole else np.where(cut, np.nan, v) for n, v in self.stats.items()},
+        )
+        if self.complete and self.path_arm is not None:
+            starts = np.zeros(self.n_positions, dtype=bool)
+            starts[walk(self.starts, capped.emitted[:, self.arms.index(self.path_arm)])] = True
+            capped = replace(capped, on_path=starts)
+        return capped
+
+    @property
+    def composites(self) -> tuple[str, ...]:
+        """Arms that hand on other arms' drafts: fixed rules that are themselves selectors."""
+        if self.source is None:
+            return ()
+        return tuple(name for name, used in zip(self.arms, (self.source != -1).any(axis=0), strict=True) if used)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per request (R): workload, request, and what the request table says about it (nan = unknown)."""
+        keys = {"workload": np.array(self.workloads, dtype=object)[self.workload], "request": list(self.requests)}
+        found = pd.DataFrame(keys, columns=["workload", "request"])
+        return found if self.request_table is None else found.merge(self.request_table, how="left", on=[*keys])
+
+
+def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that were asked for; SpecselError where there are none, one twice, or one that the log does not have."""
+    names = tuple(asked)
+    unknown = [name for name in names if name not in there]
+    if unknown or not names or len(set(names)) < len(names):
+        what = f"has no {kind} {unknown[0]!r}" if unknown else f"needs one or more different {kind}s, got {names}"
+        raise SpecselError(f"{run}: {what}; it has {', '.join(there)}")
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,22 +162,22 @@ def _totals(
 def neural_passes(log: PositionLog, rows: np.ndarray, ran: np.ndarray) -> np.ndarray:
     """(B,) passes of neural drafters in blocks that start at these rows with these arms (B, K).
 
-    A drafter is neural where the log has a confidence of it. A composite arm passes on the draft of its ``source``,
+    A draft is neural where the log has a confidence of it. A composite arm passes on the draft of its ``source``,
     which is not made twice when that arm drafts, too.
     """
-    neural = np.array([np.isfinite(v).any() for v in log.stats["conf_first"].T]) if log.stats else np.zeros(log.n_arms)
     drafted = np.array(ran)
     for k in _composites(log):
         used = log.source[rows, k]
-        drafted[:, k] &= used < 0  # what it drafted itself
+        drafted[:, k] &= used < 0  # its part is outside of the pool: the confidence says whether that is neural
         at = np.flatnonzero(ran[:, k] & (used >= 0))
         drafted[at, used[at]] = True
-    return (drafted & neural.astype(bool)).sum(axis=1)
+    confident = np.isfinite(log.stats["conf_first"][rows]) if "conf_first" in log.stats else False
+    return (drafted & confident).sum(axis=1)
 
 
 def _composites(log: PositionLog) -> list[int]:
     """Arms that hand on other arms' drafts."""
-    return [] if log.source is None else np.flatnonzero((log.source >= 0).any(axis=0)).tolist()
+    return [] if log.source is None else np.flatnonzero((log.source != -1).any(axis=0)).tolist()
 
 
 def _seconds(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) -> np.ndarray:
@@ -190,7 +190,7 @@ def _seconds(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) 
     """
     drafted, verified = np.array(ran), np.array(ran)
     for k in _composites(log):
-        if log.arms[k] in costs.arms:
+        if log.arms[k] in costs.arms or not (log.source[:, k] >= 0).any():
             continue
         on, used = ran[:, k], log.source[rows, k]
         parts = np.unique(log.source[log.source[:, k] >= 0, k])
