@@ -467,6 +467,52 @@ def test_conversions_lose_nothing(run, tmp_path, golden):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.parametrize("target", ["plain.jsonl", "packed.jsonl.gz", "folder"])
+def test_label_and_settings_survive_every_form(tmp_path, golden, target):
+    """A simulated log of draft length 9 stays one; a file that says nothing about itself is unlabelled."""
+    assert golden.label == "UNLABELLED"
+    source = write_log(tmp_path / "run", replace(golden, label="SIM", draft_len=9))
+    first = read_log(convert(source, tmp_path / target))
+    again = read_log(convert(tmp_path / target, tmp_path / "again"))
+    for log in (first, again, first.pool(["eagle"]), first.cap(2), first.only(["chat"])):
+        assert (log.label, log.run) == ("SIM", golden.run)
+    assert first.draft_len == again.draft_len == 9 and same(first, again)
+
+
+@pytest.mark.parametrize("name", ["a:b", "a/b", "../../x", "a b%", "Ümläut", "w" * 5000])
+def test_a_workload_of_any_name_reads_back_and_chooses_no_path(tmp_path, golden, name):
+    log = replace(golden, workloads=(name, "code"))
+    folder = write_log(tmp_path / "out" / "run", log)
+    assert read_log(folder).workloads[1:] == ("code",) and set(read_log(folder).workloads) == {name, "code"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"] and validate(folder) == []
+
+
+def test_run_folders_are_merged_where_their_settings_agree(tmp_path, golden):
+    parts = [write_log(tmp_path / w, golden.only([w])) for w in golden.workloads]
+    merged = read_log(convert(parts, tmp_path / "both"))
+    assert merged.workloads == golden.workloads and np.array_equal(merged.accepted, golden.accepted)
+    other = write_log(tmp_path / "other", replace(golden.only(["chat"]), draft_len=9))
+    with pytest.raises(LogError, match="its draft_len is 9, but that of"):
+        read_log([parts[1], other])
+
+
+def test_a_log_is_read_from_the_cache_until_it_changes(tmp_path, golden, monkeypatch):
+    monkeypatch.setenv("SPECSEL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("specsel.logs.cache.SMALLEST", 0)
+    folder = write_log(tmp_path / "run", replace(golden, source=golden.accepted.astype(np.int8) * 0 - 1))
+    first = read_log(folder)
+    kept = list((tmp_path / "home").rglob("*.npz"))
+    monkeypatch.setattr("specsel.logs.log.read_columns", lambda *a, **k: pytest.fail("read again"))
+    assert len(kept) == 1 and same(read_log(folder), first)
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECSEL_HOME", str(tmp_path / "home"))
+    kept[0].write_bytes(kept[0].read_bytes()[:100])  # a damaged file of the cache
+    assert same(read_log(folder), first)
+    (folder / "blocks_chat.jsonl.gz").write_bytes(b"")
+    with pytest.raises(LogError, match="the file was changed after collection"):
+        read_log(folder)
+
+
 def test_select_keeps_whole_requests(golden):
     chat, both = golden.select(np.array([True, False])), golden.select(np.array([1, 0]))
     assert chat.requests == ("chat/0",) and chat.n_positions == 9 and chat.starts.tolist() == [0, 9]
@@ -703,7 +749,7 @@ BROKEN_FOLDERS = {  # name: (what is done to a run folder, file, field, part of 
         None,
         "field 'schema'",
     ),
-    "no label": (edited("manifest.json", '"MEASURED"', '"GUESSED"'), "manifest.json", None, "field 'label'"),
+    "no label": (edited("manifest.json", '"UNLABELLED"', '"GUESSED"'), "manifest.json", None, "field 'label'"),
     "path of no arm": (
         edited("manifest.json", '"path_arm": "', '"path_arm": "x'),
         "manifest.json",

@@ -8,12 +8,13 @@ messages have one source. What needs several records (repeats, gaps) is checked 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from specsel.logs.manifest import file_name, is_header, workload_of
 from specsel.logs.records import (
     ARM_FIELDS,
     CONTEXT,
@@ -71,8 +72,8 @@ class _Reader:
         self.refused: set[tuple] = set()  # (workload, request, position) of faulty records: there, but not usable
         self.parts: list[dict[str, np.ndarray]] = []
 
-    def read(self, number: int, path: Path, workload: str | None) -> None:
-        """Add the lines of one file; ``workload`` is the only one allowed in it, if given."""
+    def read(self, number: int, path: Path, named: str | None) -> None:
+        """Add the lines of one file; ``named``: its name, where that says which workload is in it."""
         name = str(path)
         try:
             text = read_text(path)
@@ -85,7 +86,7 @@ class _Reader:
                 lines, records = self.judge(name, lines, records)
                 columns = self.columns(records) if records else None
             if columns is not None:
-                self.add(columns, records, lines, number, workload, name)
+                self.add(columns, records, lines, number, named, name)
             elif records:  # never in silence, should the two ways to judge a record ever differ
                 self.faults.append(Fault(name, lines[0], None, "starts lines that cannot be read as records"))
 
@@ -111,7 +112,7 @@ class _Reader:
             return None
 
     def add(
-        self, columns: dict, records: list[dict], lines: list[int], number: int, workload: str | None, name: str
+        self, columns: dict, records: list[dict], lines: list[int], number: int, named: str | None, name: str
     ) -> None:
         """Keep one chunk: number its requests, remember where its rows came from, note unknown fields."""
         for field in {f for keys in set(map(tuple, records)) for f in keys} - TOLERATED:
@@ -125,11 +126,14 @@ class _Reader:
         ids = [self.keys.setdefault((r["workload"], r["request"]), len(self.keys)) for r in records]
         for found in {r["workload"] for r in records}:
             self.first_file.setdefault(found, number)
-        if workload is not None:
+        mine = {named, f"{named}.gz"}  # a file may be packed or plain, and its name escaped or not
+        there = {r["workload"] for r in records} if named else ()
+        wrong = {w for w in there if not mine & {file_name(w), f"blocks_{w}.jsonl.gz"}}
+        if wrong:
             self.faults += [
-                Fault(name, n, "workload", f"is {r['workload']!r} in the file of workload {workload!r}")
-                for n, r in zip(lines, records, strict=False)
-                if r["workload"] != workload
+                Fault(name, n, "workload", f"is {r['workload']!r} in the file of workload {workload_of(named)!r}")
+                for n, r in zip(lines, records, strict=True)
+                if r["workload"] in wrong
             ]
         n = len(records)
         self.parts.append(columns | {"id": np.array(ids), "line": np.array(lines), "file": np.full(n, number)})
@@ -146,8 +150,10 @@ def _chunks(text: str, name: str, faults: list[Fault]) -> Iterator[tuple[list[in
             if not line or line.isspace():
                 continue
             try:
-                records.append(parse_line(line))
-                numbers.append(number)
+                record = parse_line(line)
+                if number > 1 or not is_header(record):
+                    records.append(record)
+                    numbers.append(number)
             except ValueError as error:
                 torn = number == len(lines)  # no line end after it
                 faults.append(
@@ -193,16 +199,20 @@ def _columns(records: list[dict], arms: tuple[str, ...], draft_len: int | None) 
     if not _only(given, dict):
         return None
     found |= {f"context.{f}": _numbers([c.get(f) for c in given]) for f in CONTEXT if any(f in c for c in given)}
-    found |= {f"has.{f}": np.stack([_has(f, arm) for arm in drafts], axis=1) for f in ARM_STATS}
+    kinds = [set(map(tuple, arm)) for arm in drafts]  # mostly one set of fields per arm
+    found |= {
+        f"has.{f}": np.stack([_has(f, arm, kind) for arm, kind in zip(drafts, kinds, strict=True)], axis=1)
+        for f in ARM_STATS
+    }
     codes = {None: -1} | {name: k for k, name in enumerate(arms)}
     found["source"] = np.stack([[codes[d.get("source")] for d in arm] for arm in drafts], axis=1)
     return found if _in_range(found, draft_len) else None
 
 
-def _has(field: str, drafts: list[dict]) -> np.ndarray:
-    """Which of one arm's entries have a field (null counts as having it)?"""
-    kinds = {field in keys for keys in set(map(tuple, drafts))}
-    return np.full(len(drafts), kinds.pop()) if len(kinds) == 1 else np.array([field in d for d in drafts])
+def _has(field: str, drafts: list[dict], kinds: set[tuple[str, ...]]) -> np.ndarray:
+    """Which of one arm's entries, of these sets of fields, have a field (null counts as having it)?"""
+    found = {field in kind for kind in kinds}
+    return np.full(len(drafts), found.pop()) if len(found) == 1 else np.array([field in d for d in drafts])
 
 
 def _only(values: list, kind: type) -> bool:
@@ -246,13 +256,18 @@ def _whole(values: np.ndarray, least: int) -> bool:
 
 
 def read_columns(
-    files: list[Path], *, arms: tuple[str, ...] | None, draft_len: int | None, named: bool, path_arm: str | None
+    files: list[Path],
+    *,
+    arms: Sequence[str] | None,
+    draft_len: int | None,
+    path_arm: str | None,
+    named: Sequence[str | None],
 ) -> tuple[Columns, list[Fault]]:
-    """Columns of the files, in canonical order, and all faults; ``named``: a blocks_<w> file holds workload w only."""
-    reader = _Reader(arms, draft_len)
-    for number, path in enumerate(files):
-        match = re.fullmatch(r"blocks_(.+?)\.jsonl(\.gz)?", path.name) if named else None
-        reader.read(number, path, match.group(1) if match else None)
+    """Columns of the files, in canonical order, and all faults; ``named``: the name of a file that holds only the
+    workload that it is named after (`manifest.file_name`), else None."""
+    reader = _Reader(None if arms is None else tuple(arms), draft_len)
+    for number, (path, name) in enumerate(zip(files, named, strict=True)):
+        reader.read(number, path, name)
     notes = [f"{name}: unknown field '{field}' is ignored" for field, name in sorted(reader.unknown.items())]
     if not reader.parts:
         return _empty(reader.arms or ()), reader.faults

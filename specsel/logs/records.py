@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
 SCHEMA = 1
 STATS = ("conf_mean", "conf_min", "conf_first", "ent_mean")  # of a draft: 0..1, 0..1, 0..1, nats
 CONTEXT = ("match_length", "target_entropy", "target_confidence")  # before drafting: tokens, nats, 0..1
@@ -247,7 +249,10 @@ def count_faults(arm: dict, remaining: int, draft_len: int | None) -> list[tuple
 
 def parse_line(text: str) -> object:
     """The JSON value of one line; ValueError with a sentence when the line is not exactly one value."""
-    text = text.strip()
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # slower, but it says what is wrong, and bare words like NaN are named by field
+        text = text.strip()
     try:
         value, end = DECODER.raw_decode(text)
     except json.JSONDecodeError as error:

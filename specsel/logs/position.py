@@ -1,0 +1,243 @@
+"""A position log in memory: one row per position of every request's output, and the blocks of one arm on it.
+
+Parts of a log (pools of arms, shorter drafts, some workloads or requests) are logs again and exact. Not handled here:
+files (`specsel.logs.log`), averages over policies, intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+
+from specsel.logs.columns import walk
+from specsel.logs.records import LogError, SpecselError
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLog:
+    """One row per position; requests are contiguous, positions ascend inside them (R requests, N rows, K arms)."""
+
+    arms: tuple[str, ...]  # K names; an arm is its index, ties go to the lowest
+    draft_len: int  # L, cap on drafted tokens per block
+    workloads: tuple[str, ...]  # W names
+    requests: tuple[str, ...]  # R ids, unique inside their workload
+    workload: np.ndarray  # (R,) index into workloads
+    starts: np.ndarray  # (R+1,) rows of request r are starts[r]:starts[r+1]
+    proposed: np.ndarray  # (N, K) int16, 0..L; -1 = the arm was not asked
+    accepted: np.ndarray  # (N, K) int16, 0..proposed, bonus excluded; 0 where not asked
+    on_path: np.ndarray  # (N,) bool, as logged: a block of path_arm starts here
+    position: np.ndarray  # (N,) int32, index of the anchor in the output, 0..T-1
+    remaining: np.ndarray  # (N,) int32, output tokens after the anchor, T - position
+    context: dict[str, np.ndarray]  # name -> (N,) float64, known before drafting; nan = missing
+    stats: dict[str, np.ndarray]  # name -> (N, K) float64, known once the arm has drafted; nan = missing
+    source: np.ndarray | None  # (N, K) int8: arm whose draft a composite arm used; -1 none, -2 one outside of the pool
+    complete: bool  # every position of every request is here: exact replay is allowed
+    run: str  # name of the run
+    label: str  # "MEASURED" or "SIM"
+    path_arm: str | None  # arm whose blocks on_path marks; None when no arm fits
+    sha256: str  # over the log files; "" when the log comes from no file
+    request_table: pd.DataFrame | None = None  # one row per request: workload, request, category, looping, ...
+    manifest: dict = field(default_factory=dict)  # manifest.json of the run folder, {} for plain files
+
+    @property
+    def n_positions(self) -> int:
+        """Number of rows N."""
+        return len(self.position)
+
+    @property
+    def n_requests(self) -> int:
+        """Number of requests R that have at least one position."""
+        return len(self.requests)
+
+    @property
+    def n_arms(self) -> int:
+        """Number of arms K."""
+        return len(self.arms)
+
+    @property
+    def emitted(self) -> np.ndarray:
+        """(N, K) int16: accepted + 1, cut at the end of the output; computed at each access, so keep it."""
+        longest = np.iinfo(np.int16).max
+        return np.minimum(self.accepted + np.int16(1), np.minimum(self.remaining, longest).astype(np.int16)[:, None])
+
+    @property
+    def request_of(self) -> np.ndarray:
+        """(N,) int64: the request of every row."""
+        return np.repeat(np.arange(self.n_requests), np.diff(self.starts))
+
+    @property
+    def looping(self) -> np.ndarray | None:
+        """(R,) bool: requests whose output repeats itself (less than half of its 4-grams distinct); None: unknown."""
+        return None if (found := self.request_column("looping")) is None else found.astype(bool)
+
+    def request_column(self, name: str) -> np.ndarray | None:
+        """(R,) values of one column of the request table, in the order of ``requests``; None when it is not there."""
+        table = self.request_table
+        if table is None or name not in table or table[name].isna().any():
+            return None
+        values = table.set_index(["workload", "request"])[name]
+        keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests, strict=False)]
+        return values.loc[keys].to_numpy() if values.index.is_unique and set(keys) <= set(values.index) else None
+
+    def select(self, requests: np.ndarray) -> PositionLog:
+        """The log of some requests only (bool mask or indices, order kept as given); arms and workloads stay."""
+        chosen = np.arange(self.n_requests)[requests]
+        lengths = np.diff(self.starts)[chosen]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.repeat(self.starts[chosen] - starts[:-1], lengths) + np.arange(starts[-1])
+        return replace(
+            self,
+            requests=tuple(self.requests[r] for r in chosen),
+            workload=self.workload[chosen],
+            starts=starts,
+            context={n: v[rows] for n, v in self.context.items()},
+            stats={n: v[rows] for n, v in self.stats.items()},
+            source=None if self.source is None else self.source[rows],
+            **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")},
+        )
+
+    def only(self, workloads: Iterable[str]) -> PositionLog:
+        """The log of some workloads only, in the order of the log; SpecselError for one that it does not have."""
+        names = _chosen(self.run, "workload", workloads, self.workloads)
+        kept = [w for w, name in enumerate(self.workloads) if name in names]
+        log = self.select(np.isin(self.workload, kept))
+        code = np.searchsorted(kept, log.workload)
+        return replace(log, workloads=tuple(self.workloads[w] for w in kept), workload=code)
+
+    def pool(self, arms: Iterable[str]) -> PositionLog:
+        """The log of some arms only, in the order given: exact, because every arm was asked at every position.
+
+        SpecselError for an arm that the log does not have. The source of a composite arm that leaves is -2.
+        """
+        names = _chosen(self.run, "arm", arms, self.arms)
+        at = [self.arms.index(name) for name in names]
+        code = np.array([*(names.index(name) if name in names else -2 for name in self.arms), -2, -1], dtype=np.int8)
+        source = None if self.source is None else code[self.source[:, at]]
+        return replace(
+            self,
+            arms=names,
+            proposed=self.proposed[:, at],
+            accepted=self.accepted[:, at],
+            stats={n: v[:, at] for n, v in self.stats.items()},
+            source=None if source is None or (source == -1).all() else source,
+            path_arm=self.path_arm if self.path_arm in names else None,
+        )
+
+    def cap(self, draft_len: int) -> PositionLog:
+        """The log with drafts of at most ``draft_len`` tokens: exact, since accepted is the smaller of count and cap.
+
+        Statistics over a draft that is cut are unknown (nan); the first confidence stays.
+        """
+        if not 1 <= draft_len <= self.draft_len:
+            raise SpecselError(f"{self.run}: a draft length of {draft_len} is not in 1 to {self.draft_len}, as logged")
+        cut, whole = self.proposed > draft_len, ("conf_first", "match_length")
+        capped = replace(
+            self,
+            draft_len=draft_len,
+            proposed=np.minimum(self.proposed, np.int16(draft_len)),
+            accepted=np.minimum(self.accepted, np.int16(draft_len)),
+            stats={n: v if n in whole else np.where(cut, np.nan, v) for n, v in self.stats.items()},
+        )
+        if self.complete and self.path_arm is not None:
+            starts = np.zeros(self.n_positions, dtype=bool)
+            starts[walk(self.starts, capped.emitted[:, self.arms.index(self.path_arm)])] = True
+            capped = replace(capped, on_path=starts)
+        return capped
+
+    @property
+    def composites(self) -> tuple[str, ...]:
+        """Arms that hand on other arms' drafts: fixed rules that are themselves selectors."""
+        if self.source is None:
+            return ()
+        return tuple(name for name, used in zip(self.arms, (self.source != -1).any(axis=0), strict=True) if used)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per request (R): workload, request, and what the request table says about it (nan = unknown)."""
+        keys = {"workload": np.array(self.workloads, dtype=object)[self.workload], "request": list(self.requests)}
+        found = pd.DataFrame(keys, columns=["workload", "request"])
+        return found if self.request_table is None else found.merge(self.request_table, how="left", on=[*keys])
+
+
+def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that were asked for; SpecselError where there are none, one twice, or one that the log does not have."""
+    names = tuple(asked)
+    unknown = [name for name in names if name not in there]
+    if unknown or not names or len(set(names)) < len(names):
+        what = f"has no {kind} {unknown[0]!r}" if unknown else f"needs one or more different {kind}s, got {names}"
+        raise SpecselError(f"{run}: {what}; it has {', '.join(there)}")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLog:
+    """The rows where blocks of one arm start when it always runs (B blocks): a round per row, never to be replayed."""
+
+    arms: tuple[str, ...]  # K names
+    draft_len: int  # L
+    workloads: tuple[str, ...]  # W names
+    requests: tuple[str, ...]  # R ids
+    workload: np.ndarray  # (R,) index into workloads
+    request_of: np.ndarray  # (B,) request of every block
+    rows: np.ndarray  # (B,) row of every block in the position log
+    proposed: np.ndarray  # (B, K) -1 = not asked
+    accepted: np.ndarray  # (B, K) bonus excluded
+    emitted: np.ndarray  # (B, K) accepted + 1, cut at the end of the output
+    stats: dict[str, np.ndarray]  # name -> (B, K), nan = missing
+    context: dict[str, np.ndarray]  # name -> (B,), nan = missing
+    path_arm: str | None  # the arm whose blocks these are
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks B."""
+        return len(self.rows)
+
+    @property
+    def workload_of(self) -> np.ndarray:
+        """(B,) workload of every block."""
+        return self.workload[self.request_of]
+
+
+def require_complete(log: PositionLog) -> None:
+    """Refuse exact replay on a log that holds block starts only."""
+    if not log.complete:
+        raise LogError(
+            f"{log.run}: this log is block-anchored (only the blocks of {log.path_arm or 'one arm'} are in it), "
+            "so no other policy can be replayed exactly; gap and selector figures are allowed, "
+            "replay needs a log of every position (`specsel collect`)"
+        )
+
+
+def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
+    """The blocks of ``arm`` (default: ``log.path_arm``) when it always runs.
+
+    Recomputed by walking on a complete log; on a block-anchored log the logged blocks, there for its path arm only.
+    """
+    names = log.arms
+    arm = names.index(log.path_arm) if arm is None and log.path_arm in names else arm
+    name = None if arm is None else names[arm]
+    emitted = log.emitted
+    if log.complete and arm is not None:
+        rows = walk(log.starts, emitted[:, arm])
+    elif name == log.path_arm:
+        rows = np.flatnonzero(log.on_path)
+    else:
+        require_complete(log)
+    return BlockLog(
+        names,
+        log.draft_len,
+        log.workloads,
+        log.requests,
+        log.workload,
+        request_of=np.searchsorted(log.starts, rows, side="right") - 1,
+        rows=rows,
+        proposed=log.proposed.take(rows, axis=0),
+        accepted=log.accepted.take(rows, axis=0),
+        emitted=emitted.take(rows, axis=0),
+        stats={n: v.take(rows, axis=0) for n, v in log.stats.items()},
+        context={n: v.take(rows, axis=0) for n, v in log.context.items()},
+        path_arm=name,
+    )
