@@ -44,11 +44,13 @@ class ClaimError(SpecselError):
 
 
 class Label(StrEnum):
-    """Where a number comes from: a log or a clock, a simulation, or somebody else's publication."""
+    """Where a number comes from: a log or a clock, a simulation, somebody else's publication, or a file that does not
+    say."""
 
     MEASURED = "MEASURED"
     SIM = "SIM"
     REPORTED = "REPORTED"
+    UNLABELLED = "UNLABELLED"
 
 
 @dataclass(frozen=True, slots=True)
