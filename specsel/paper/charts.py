@@ -1,9 +1,9 @@
-"""Charts: a table of results in, an Altair chart out.
+"""Charts: figures in, an Altair chart out.
 
 Every chart has a description that says its values in words, axis titles with units, its intervals drawn, arms told
 apart by shape or dash as well as colour, and no missing value in its data (what is left out is said in the subtitle).
-Nothing is computed here but positions on the page. `use` registers the renderer that keeps notebooks readable without a
-network.
+Here are the kinds that several chapters use; a chart with one caller is Altair in its cell, with `arm_scale`, `data`
+and `finish`. Nothing is computed here but positions on the page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from specsel.paper.claims import UNITS
+
 MIME = "application/vnd.vegalite.v6+json"
 # readable on white and on black
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F3C8D", "#767676")
@@ -23,6 +25,11 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (12, 3), (4, 4), (1, 3), (10, 2, 2, 2))
 INK = "#767676"  # text marks and reference lines; black would vanish on dark pages
 SVG_WIDTH = 640
+THEME = {
+    "axis": {"labelLimit": 260, "titleFontWeight": "normal"},
+    "legend": {"labelLimit": 320, "symbolOpacity": 1, "titleFontWeight": "normal"},
+    "title": {"anchor": "start", "subtitleColor": INK},
+}
 
 
 # ---- the renderer
@@ -33,6 +40,7 @@ def use(mode: str | None = None) -> None:
     wanted = mode or os.environ.get("SPECSEL_CHARTS", "archive")
     alt.renderers.register("specsel", live if wanted == "live" else archive)
     alt.renderers.enable("specsel")
+    alt.theme.register("specsel", enable=True)(lambda: alt.theme.ThemeConfig({"config": THEME}))
 
 
 def archive(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -59,12 +67,22 @@ def _fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
 # ---- parts
 
 
+def named(figures: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Figures (see `stats.by`) with the parts of their keys as columns; over all requests the first part is "all".
+
+    >>> named(pd.DataFrame({"key": [("x",), ("chat", "x")]}), "workload", "arm")[["workload", "arm"]].values.tolist()
+    [['all', 'x'], ['chat', 'x']]
+    """
+    keys = [("all",) * (len(names) - len(key)) + tuple(map(str, key)) for key in figures["key"]]
+    parts = pd.DataFrame(keys, columns=list(names), index=figures.index)
+    return pd.concat([figures.drop(columns=["key", "estimate"], errors="ignore"), parts], axis=1)
+
+
 def rows_of(table: pd.DataFrame, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """The rows that have every needed value, to six decimals, and a sentence about the others ("" without others)."""
     kept = table.dropna(subset=list(needed)).reset_index(drop=True)
-    kept = kept.astype(
-        {name: float for name in needed if name in kept and kept[name].dtype.kind in "Oif" and _numeric(kept[name])}
-    )
+    numbers = {n: float for n in needed if all(isinstance(v, (int, float)) for v in kept[n])}
+    kept = kept.astype(numbers)
     missing = len(table) - len(kept)
     return kept.round(6), f"{missing} of {len(table)} without a value left out" if missing else ""
 
@@ -75,13 +93,25 @@ def data(table: pd.DataFrame) -> alt.InlineData:
     return alt.InlineData(values=[{key: v for key, v in row.items() if v is not None and v == v} for row in plain])
 
 
-def _numeric(column: pd.Series) -> bool:
-    return not len(column) or all(isinstance(x, (int, float)) for x in column)
+def arm_scale(names: Any, values: Sequence[Any] = COLOURS) -> alt.Scale:
+    """Colours (or SHAPES, or DASHES) of arms, the same in every chart; names: a log, or names in their order."""
+    order = [str(name) for name in getattr(names, "arms", names)]
+    enough = (tuple(values) * (1 + len(order) // len(values)))[: len(order)]
+    return alt.Scale(domain=order, range=[list(v) if isinstance(v, tuple) else v for v in enough])
 
 
-def _finish(
-    chart: alt.Chart | alt.LayerChart, title: str, description: str, note: str = "", height: int | None = None
-) -> Any:
+def looks(name: str, order: Any) -> tuple[Any, Any, Any]:
+    """Colour, shape and dash of the series in a column; order: a log, or names, each of which keeps its looks."""
+    how = ((alt.Color, COLOURS), (alt.Shape, SHAPES), (alt.StrokeDash, DASHES))
+    names = list(getattr(order, "arms", order))
+    return tuple(
+        channel(f"{name}:N", sort=names, scale=arm_scale(names, values), title=name.replace("_", " "))
+        for channel, values in how
+    )
+
+
+def finish(chart: Any, title: str, description: str, note: str = "", height: int | None = None) -> Any:
+    """A chart as wide as its page, with title, description and a note on what it leaves out."""
     heading = alt.TitleParams(title, subtitle=note) if note else title
     made = chart.properties(width="container", title=heading, description=description)
     return made.properties(height=height) if height else made
@@ -97,555 +127,203 @@ def say(
     """
     parts = []
     for row in table.head(most).to_dict("records"):
-        limits = (
-            f" ({row[low]:.3g} to {row[high]:.3g})"
-            if low in row and row[low] is not None and row[low] == row[low]
-            else ""
-        )
+        limits = f" ({row[low]:.3g} to {row[high]:.3g})" if pd.notna(row.get(low)) else ""
         parts.append(f"{', '.join(str(row[k]) for k in keys)}: {row[value]:.3g}{limits}")
     more = f"; and {len(table) - most} more" if len(table) > most else ""
     return "; ".join(parts) + more if parts else "no values"
 
 
-def _order(table: pd.DataFrame, name: str) -> list[str]:
+def reference(rows: dict[str, Sequence[float]], **where: str) -> alt.Chart:
+    """A dashed line: a rule where one place is given, else a line through the rows."""
+    base = alt.Chart(data(pd.DataFrame(rows)))
+    return (base.mark_rule if len(where) == 1 else base.mark_line)(strokeDash=[4, 4], color=INK).encode(**where)
+
+
+def order_of(table: pd.DataFrame, name: str) -> list[str]:
+    """The values of a column in their order."""
     return list(dict.fromkeys(table[name]))
 
 
-def _series(name: str, order: Sequence[str], channel: type, values: Sequence[Any]) -> Any:
-    """A nominal encoding with a fixed order, so that an arm keeps its colour, shape and dash in every chart."""
-    enough = (tuple(values) * (1 + len(order) // len(values)))[: len(order)]
-    scale = alt.Scale(domain=list(order), range=[list(v) if isinstance(v, tuple) else v for v in enough])
-    return channel(f"{name}:N", sort=list(order), scale=scale, title=name, legend=alt.Legend(symbolOpacity=1))
-
-
-def _looks(name: str, order: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Colour, shape and dash of a series."""
-    return tuple(
-        _series(name, order, *how) for how in ((alt.Color, COLOURS), (alt.Shape, SHAPES), (alt.StrokeDash, DASHES))
-    )
-
-
-def _tips(names: Sequence[str], numbers: Sequence[str], form: str = ".3~f") -> list[alt.Tooltip]:
+def tips(names: Sequence[str], numbers: Sequence[str], form: str = ".3~f") -> list[alt.Tooltip]:
+    """What a pointer shows: texts, then numbers."""
     return [*(alt.Tooltip(f"{n}:N") for n in names), *(alt.Tooltip(f"{n}:Q", format=form) for n in numbers)]
 
 
-def _dashed(rows: dict[str, Sequence[float]], **where: str) -> alt.Chart:
-    """A reference line: a rule where one place is given, else a line through the rows."""
-    base = alt.Chart(data(pd.DataFrame(rows)))
-    marked = base.mark_rule if len(where) == 1 else base.mark_line
-    return marked(strokeDash=[4, 4], color=INK).encode(**where)
+def _per_cent(table: pd.DataFrame, said: bool | None) -> bool:
+    """Is the quantity of these figures a fraction?"""
+    known = set(table["quantity"]) if said is None and "quantity" in table else set()
+    return bool(said) or bool(known) and all(UNITS.get(q) == "fraction" for q in known)
+
+
+# ---- the kinds
 
 
 def dots(
     table: pd.DataFrame,
     *,
     label: str,
-    value: str,
     title: str,
     axis: str,
-    reference: float | None = None,
-    group: str | None = None,
-    text: str | None = None,
+    value: str = "value",
     low: str = "low",
     high: str = "high",
-    percent: bool = False,
+    group: str | None = None,
+    order: Any = None,
+    text: str | None = None,
+    at: float | None = None,
+    percent: bool | None = None,
+    reference: float | None = None,
 ) -> alt.LayerChart:
-    """A dot with its interval per row, in the order of the table: forest plots, policy tables, headrooms, coefficients.
+    """A dot with its interval per row, in the order of the table.
 
-    group: column that decides colour and shape; text: column that is written beside the dot; reference: a dashed line.
+    group: column that decides colour and shape, order: all of its names (or a log, for arms); text: column that is
+    written beside the dot; at: a dashed line.
     """
+    at = reference if at is None else at
+    percent = _per_cent(table, percent)
     table, note = rows_of(table, [value])
     form = ".1%" if percent else ".3~f"
-    y = alt.Y(f"{label}:N", sort=_order(table, label), title=None, axis=alt.Axis(labelLimit=260))
+    y = alt.Y(f"{label}:N", sort=order_of(table, label), title=None)
     x = alt.X(f"{low}:Q", title=axis, scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(format=form))
-    base = alt.Chart(data(table)).encode(y=y)
-    colour, shape = alt.value(COLOURS[0]), alt.value("circle")
+    base, colour, shape = alt.Chart(data(table)).encode(y=y), alt.value(COLOURS[0]), alt.value("circle")
     if group:
-        colour, shape, _ = _looks(group, _order(table, group))
-    tips = _tips([label], [c for c in (value, low, high) if c in table], form)
-    layers = [
+        colour, shape, _ = looks(group, order_of(table, group) if order is None else order)
+        if group != label and table.duplicated([label]).any():
+            base = base.encode(yOffset=alt.YOffset(f"{group}:N", sort=order_of(table, group)))
+    shown = tips([label, *([group] if group else [])], [c for c in (value, low, high) if c in table], form)
+    layers = [_line(at, x="at:Q")] if at is not None else []
+    layers += [
         base.mark_rule(strokeWidth=2).encode(x=x, x2=f"{high}:Q", color=colour),
         base.mark_point(size=80, filled=True, opacity=1).encode(
-            x=f"{value}:Q", color=colour, shape=shape, tooltip=tips
+            x=f"{value}:Q", color=colour, shape=shape, tooltip=shown
         ),
     ]
-    if reference is not None:
-        layers.insert(0, _dashed({"at": [float(reference)]}, x="at:Q"))
     if text:
         right = f"scale('x', datum['{value}']) > width / 2"
-        beside = base.mark_text(
-            align=alt.expr(f"{right} ? 'right' : 'left'"),
-            dx=alt.expr(f"{right} ? -8 : 8"),
-            dy=-9,
-            fontSize=11,
-            color=INK,
-        )
+        side, gap = alt.expr(f"{right} ? 'right' : 'left'"), alt.expr(f"{right} ? -8 : 8")
+        beside = base.mark_text(align=side, dx=gap, dy=-9, fontSize=11, color=INK)
         layers.append(beside.encode(x=f"{value}:Q", text=f"{text}:N"))
-    words = f"{title}. {axis}, with 95 % intervals. {say(table, [label], value, low, high, most=30)}."
-    return _finish(alt.layer(*layers), title, words, note, height=max(80, 28 * table[label].nunique()))
+    keys = [label, *([group] if group and group != label else [])]
+    words = f"{title}. {axis}, with intervals. {say(table, keys, value, low, high, most=30)}."
+    return finish(alt.layer(*layers), title, words, note, max(80, 28 * table[label].nunique()))
+
+
+def _line(at: float, **where: str) -> alt.Chart:
+    return reference({"at": [float(at)]}, **where)
 
 
 def lines(
     table: pd.DataFrame,
     *,
     x: str,
-    y: str,
     series: str,
     title: str,
     x_axis: str,
     y_axis: str,
+    y: str = "value",
+    order: Any = None,
     diagonal: bool = False,
     log_x: bool = False,
-    percent: bool = False,
+    percent: bool | None = None,
     whole_x: bool = False,
+    at: float | None = None,
     reference: float | None = None,
 ) -> alt.LayerChart:
-    """One line with a band per series: survival, reliability, learning curves; columns x, y, low, high, series.
+    """One line with a band per series; columns x, y, low, high, series.
 
-    percent and diagonal fix the vertical range to 0..1; reference is a horizontal dashed line.
+    percent and diagonal fix the vertical range to 0..1; at is a horizontal dashed line; order as in `dots`.
     """
+    at = reference if at is None else at
+    percent = _per_cent(table, percent)
     table, note = rows_of(table, [x, y])
-    base, (colour, shape, dash) = alt.Chart(data(table)), _looks(series, _order(table, series))
-    across = alt.X(
-        f"{x}:Q",
-        title=x_axis,
-        axis=alt.Axis(tickMinStep=1) if whole_x else alt.Axis(),
-        scale=alt.Scale(type="log" if log_x else "linear", zero=False, nice=not log_x),
-    )
-    up = alt.Y(
-        "low:Q",
-        title=y_axis,
-        axis=alt.Axis(format=".0%" if percent else ".3~f"),
-        scale=alt.Scale(domain=[0, 1]) if percent or diagonal else alt.Scale(zero=False),
-    )
+    base = alt.Chart(data(table))
+    colour, shape, dash = looks(series, order_of(table, series) if order is None else order)
+    along = alt.Axis(tickMinStep=1) if whole_x else alt.Axis()
+    across = alt.X(f"{x}:Q", title=x_axis, axis=along, scale=alt.Scale(type="log" if log_x else "linear", zero=False))
+    scale = alt.Scale(domain=[0, 1]) if percent or diagonal else alt.Scale(zero=False)
+    up = alt.Y("low:Q", title=y_axis, axis=alt.Axis(format=".0%" if percent else ".3~f"), scale=scale)
+    shown = tips([series], [x, y, "low", "high"])
     layers = [
         base.mark_area(opacity=0.18).encode(x=across, y=up, y2="high:Q", color=colour),
         base.mark_line(strokeWidth=2).encode(x=across, y=f"{y}:Q", color=colour, strokeDash=dash),
         base.mark_point(size=45, filled=True, opacity=1).encode(
-            x=across, y=f"{y}:Q", color=colour, shape=shape, tooltip=_tips([series], [x, y, "low", "high"])
+            x=across, y=f"{y}:Q", color=colour, shape=shape, tooltip=shown
         ),
     ]
-    if diagonal:
-        layers.append(_dashed({"a": [0.0, 1.0], "b": [0.0, 1.0]}, x="a:Q", y="b:Q"))
-    if reference is not None:
-        layers.append(_dashed({"at": [float(reference)]}, y="at:Q"))
+    layers += [_dashed({"a": [0.0, 1.0], "b": [0.0, 1.0]}, x="a:Q", y="b:Q")] if diagonal else []
+    layers += [_line(at, y="at:Q")] if at is not None else []
     last = say(table.groupby(series, sort=False).tail(1), [series], y)
-    words = f"{title}. {y_axis} against {x_axis}, with 95 % bands. Last points: {last}."
-    return _finish(alt.layer(*layers), title, words, note, 280)
+    words = f"{title}. {y_axis} against {x_axis}, with bands. Last points: {last}."
+    return finish(alt.layer(*layers), title, words, note, 280)
 
 
 def heat_map(
-    table: pd.DataFrame, *, x: str, y: str, value: str, title: str, x_axis: str, y_axis: str, percent: bool = False
+    table: pd.DataFrame,
+    *,
+    x: str,
+    y: str,
+    title: str,
+    x_axis: str,
+    y_axis: str,
+    value: str = "value",
+    percent: bool | None = None,
 ) -> alt.LayerChart:
-    """A matrix with value and interval in each cell: arm agreement, transfer; columns x, y, value, low, high."""
+    """A matrix with value and interval in each cell; columns x, y, value, low, high."""
+    percent = _per_cent(table, percent)
 
     def form(v: float) -> str:
         return f"{100 * v:.0f}" if percent else f"{v:.2f}"
 
     kept, note = rows_of(table, [value])
     limits = zip(kept[value], kept["low"], kept["high"], strict=True)
-    kept = kept.assign(
-        words=[form(v) + (f" [{form(a)}, {form(b)}]" if a is not None and a == a else "") for v, a, b in limits]
-    )
-    down, across = _order(table, y), _order(table, x)
+    kept = kept.assign(words=[form(v) + (f" [{form(a)}, {form(b)}]" if pd.notna(a) else "") for v, a, b in limits])
+    down, across = order_of(kept, y), order_of(kept, x)
     across = down if set(across) == set(down) else across
     base = alt.Chart(data(kept)).encode(
         x=alt.X(f"{x}:N", sort=across, title=x_axis, axis=alt.Axis(labelAngle=0)),
         y=alt.Y(f"{y}:N", sort=down, title=y_axis),
     )
     middle = float(kept[value].min() + kept[value].max()) / 2 if len(kept) else 0.0
-    shade = alt.Color(
-        f"{value}:Q",
-        scale=alt.Scale(scheme="blues"),
-        title="per cent" if percent else value,
-        legend=alt.Legend(format=".0%" if percent else ".2f"),
-    )
+    legend = alt.Legend(format=".0%" if percent else ".2f", title="per cent" if percent else None)
+    shade = alt.Color(f"{value}:Q", scale=alt.Scale(scheme="blues"), legend=legend)
     ink = alt.condition(f"datum['{value}'] > {middle}", alt.value("#ffffff"), alt.value("#1a1a1a"))
     layers = (
-        base.mark_rect().encode(color=shade, tooltip=_tips([y, x, "words"], [])),
+        base.mark_rect().encode(color=shade, tooltip=tips([y, x, "words"], [])),
         base.mark_text(fontSize=11).encode(text="words:N", color=ink),
     )
     words = f"{title}. Rows: {y_axis}; columns: {x_axis}. {say(kept, [y, x], value)}."
-    return _finish(alt.layer(*layers), title, words, note, max(140, 44 * kept[y].nunique()))
+    return finish(alt.layer(*layers), title, words, note, max(140, 44 * kept[y].nunique()))
 
 
-def composition(table: pd.DataFrame, *, across: str, part: str, value: str, title: str, axis: str) -> alt.LayerChart:
+def shares(
+    table: pd.DataFrame, *, across: str, part: str, title: str, axis: str, value: str = "value", order: Any = None
+) -> alt.LayerChart:
     """Stacked shares per group with the count written beside; columns across, part, value (counts)."""
     kept, note = rows_of(table, [value])
-    parts, y = _order(kept, part), alt.Y(f"{across}:N", sort=_order(kept, across), title=None)
-    bars = (
-        alt.Chart(data(kept))
-        .mark_bar(stroke="#ffffff", strokeWidth=1)
-        .encode(
-            y=y,
-            x=alt.X(f"{value}:Q", stack="normalize", title=axis, axis=alt.Axis(format="%")),
-            order="rank:Q",
-            color=_series(part, parts, alt.Color, COLOURS),
-            tooltip=_tips([across, part], [value], ","),
-        )
-        .transform_calculate(rank=f"indexof({json.dumps(parts)}, datum['{part}'])")
+    parts = order_of(kept, part) if order is None else list(getattr(order, "arms", order))
+    y, total = alt.Y(f"{across}:N", sort=order_of(kept, across), title=None), alt.X("at:Q", title=axis)
+    bars = alt.Chart(data(kept)).mark_bar(stroke="#ffffff", strokeWidth=1)
+    bars = bars.transform_calculate(rank=f"indexof({json.dumps(parts)}, datum['{part}'])").encode(
+        y=y,
+        x=alt.X(f"{value}:Q", stack="normalize", title=axis, axis=alt.Axis(format="%")),
+        order="rank:Q",
+        color=looks(part, parts)[0],
+        tooltip=tips([across, part], [value], ","),
     )
     totals = kept.groupby(across, sort=False, as_index=False)[value].sum()
     totals = totals.assign(total=[f"n = {int(t):,}" for t in totals[value]], at=1.0)
     text = alt.Chart(data(totals)).mark_text(align="right", dx=-4, dy=-1, color="#1a1a1a", fontSize=11)
-    chart = alt.layer(bars, text.encode(y=y, x=alt.X("at:Q", title=axis), text="total:N"))
     words = f"{title}. {axis}. {say(kept, [across, part], value)}."
-    return _finish(chart, title, words, note, max(80, 34 * kept[across].nunique()))
+    chart = alt.layer(bars, text.encode(y=y, x=total, text="total:N"))
+    return finish(chart, title, words, note, max(80, 34 * kept[across].nunique()))
 
 
-# ---- the charts of the book
+# ---- names that callers still use
+
+composition, _dashed, _finish, _looks, _order, _tips = shares, reference, finish, looks, order_of, tips
 
 
-def efficiency_bars(
-    table: pd.DataFrame,
-    *,
-    value: str = "block_efficiency",
-    axis: str = "tokens per block",
-    title: str = "Block efficiency by workload and arm",
-) -> alt.LayerChart:
-    """Bars per workload and arm with intervals; columns workload, arm, <value>, low, high."""
-    table, note = rows_of(table, [value])
-    arms, base = _order(table, "arm"), alt.Chart(data(table))
-    colour, shape, _ = _looks("arm", arms)
-    where = {
-        "x": alt.X("workload:N", sort=_order(table, "workload"), title=None, axis=alt.Axis(labelAngle=0)),
-        "xOffset": alt.XOffset("arm:N", sort=arms),
-    }
-    up, tips = alt.Y(f"{value}:Q", title=axis), _tips(["workload", "arm"], [value, "low", "high"])
-    layers = (
-        base.mark_bar(opacity=0.75).encode(**where, y=up, color=colour, tooltip=tips),
-        base.mark_rule(strokeWidth=2, color=INK).encode(**where, y="low:Q", y2="high:Q"),
-        base.mark_point(size=50, filled=True, color=INK).encode(**where, y=f"{value}:Q", shape=shape),
-    )
-    words = f"{title}, {axis}, with 95 % intervals. {say(table, ['workload', 'arm'], value)}."
-    return _finish(alt.layer(*layers), title, words, note, 260)
+def __getattr__(name: str) -> Any:
+    from specsel.paper import oldcharts
 
-
-def survival_curves(table: pd.DataFrame, *, of: str = "blocks") -> alt.LayerChart:
-    """Share of blocks (or ``of`` "positions") that accept at least k drafted tokens; columns arm, k, share, low,
-    high."""
-    return lines(
-        table,
-        x="k",
-        y="share",
-        series="arm",
-        title="How far drafts survive",
-        whole_x=True,
-        percent=True,
-        x_axis="drafted tokens accepted, at least",
-        y_axis=f"share of {of}",
-    )
-
-
-def reliability_chart(table: pd.DataFrame) -> alt.LayerChart:
-    """Confidence against acceptance per arm with the diagonal; the table of `diagnostics.reliability`."""
-    outcome = str(table["outcome"].iloc[0]) if len(table) else "acceptance"
-    return lines(
-        table,
-        x="confidence",
-        y="acceptance",
-        series="arm",
-        title="Does confidence mean what it says?",
-        x_axis="stated confidence",
-        y_axis=outcome,
-        diagonal=True,
-    )
-
-
-def learning_chart(table: pd.DataFrame) -> alt.LayerChart:
-    """Skill on held-out workloads against training blocks; the table of `diagnostics.learning_curve`."""
-    return lines(
-        table.assign(series="selector"),
-        x="blocks",
-        y="skill",
-        series="series",
-        log_x=True,
-        reference=1.0,
-        title="How many logged blocks are enough?",
-        x_axis="training blocks (log scale)",
-        y_axis="skill on held-out workloads (random = 1)",
-    )
-
-
-def skill_forest(table: pd.DataFrame) -> alt.LayerChart:
-    """Skill per held-out workload against random = 1, with verdicts; `LowoTable.frame()`."""
-    known = zip(table["verdict"], table["threshold"], strict=True)
-    notes = [f"{v} (threshold {t:.2f})" if t is not None and t == t else v for v, t in known]
-    return dots(
-        table.assign(note=notes),
-        label="workload",
-        value="skill",
-        low="skill_low",
-        high="skill_high",
-        title="Skill on each held-out workload",
-        axis="skill (random redrafting = 1)",
-        reference=1.0,
-        text="note",
-    )
-
-
-def regret_chart(table: pd.DataFrame) -> alt.LayerChart:
-    """Tokens lost over the blocks of a request; `curves.Curves.regret`."""
-    return lines(
-        table,
-        x="block",
-        y="regret",
-        series="series",
-        title="Regret within a request",
-        reference=0.0,
-        x_axis="block of the request",
-        y_axis="tokens behind, so far",
-        whole_x=True,
-    )
-
-
-def pull_shares(table: pd.DataFrame) -> alt.LayerChart:
-    """Share of blocks per arm, so far, of one policy; `curves.Curves.shares` or `log_shares`."""
-    x = "block" if "block" in table else "request"
-    return lines(
-        table,
-        x=x,
-        y="share",
-        series="series",
-        title=f"Arms that {table['policy'].iloc[0]} chooses",
-        x_axis="block of the request" if x == "block" else "request",
-        y_axis="share of blocks, so far",
-        percent=True,
-        whole_x=True,
-    )
-
-
-def extra_blocks(table: pd.DataFrame) -> alt.LayerChart:
-    """Blocks beyond those of the best fixed arm over the requests of the log; `curves.Curves.extra`."""
-    return lines(
-        table,
-        x="request",
-        y="extra",
-        series="series",
-        title="Blocks against the best fixed arm",
-        x_axis="request",
-        y_axis="extra blocks so far, relative",
-        whole_x=True,
-        reference=0.0,
-    )
-
-
-def sensitivity_map(table: pd.DataFrame) -> alt.LayerChart:
-    """Difference to the best fixed arm at every trial of every policy; `tuning.sensitivity`."""
-    ends = table.groupby("policy", sort=False)["setting"].agg(["first", "last"])
-    names = {
-        p: f"{p}, {parameter} {ends['first'][p]:g} to {ends['last'][p]:g}"
-        for p, parameter in zip(table["policy"], table["parameter"], strict=True)
-    }
-    return heat_map(
-        table.assign(policy=table["policy"].map(names), place=table["place"].astype(str)),
-        x="place",
-        y="policy",
-        value="value",
-        title="Every trial against the best fixed arm, tokens per block",
-        x_axis="setting of the main parameter, first to last",
-        y_axis="policy",
-    )
-
-
-def headroom_dots(table: pd.DataFrame) -> alt.LayerChart:
-    """Headroom of each oracle over best fixed; columns name, value, low, high (fractions)."""
-    return dots(
-        table,
-        label="name",
-        value="value",
-        title="What choosing could gain at most",
-        axis="gain over the best fixed arm",
-        reference=0.0,
-        percent=True,
-    )
-
-
-def interval_comparison(table: pd.DataFrame) -> alt.LayerChart:
-    """The same quantity with requests and with blocks resampled; columns name (says which), unit, value, low, high."""
-    return dots(
-        table,
-        label="name",
-        value="value",
-        group="unit",
-        title="Resampling blocks pretends to know more",
-        axis="oracle gap",
-        percent=True,
-    )
-
-
-def spread_chart(table: pd.DataFrame) -> alt.LayerChart:
-    """Quantiles of each feature per workload: 5 to 95 %, 25 to 75 %, median; table of `diagnostics.feature_spread`."""
-    quantiles = ["p05", "p25", "p50", "p75", "p95"]
-    kept, note = rows_of(table, quantiles)
-    kept = kept.assign(row=kept["feature"] + " · " + kept["workload"])
-    kept = kept.sort_values(["feature", "workload"], kind="stable")
-    colour, shape, _ = _looks("workload", _order(kept, "workload"))
-    y = alt.Y("row:N", sort=_order(kept, "row"), title=None, axis=alt.Axis(labelLimit=240))
-    x = alt.X("p05:Q", title="value of the feature (confidence 0..1, entropy in nats)")
-    base = alt.Chart(data(kept)).encode(y=y, color=colour)
-    layers = (
-        base.mark_rule().encode(x=x, x2="p95:Q"),
-        base.mark_rule(strokeWidth=7, opacity=0.5).encode(x="p25:Q", x2="p75:Q"),
-        base.mark_point(size=60, filled=True).encode(x="p50:Q", shape=shape, tooltip=_tips(["row"], quantiles)),
-    )
-    middle = say(kept, ["row"], "p50", "p25", "p75")
-    words = f"Spread of each feature per workload. Medians with 25 to 75 % quantiles: {middle}."
-    title = "Where a feature hardly varies it can tell nothing apart"
-    return _finish(alt.layer(*layers), title, words, note, max(120, 18 * len(kept)))
-
-
-READOUT = "'capture ' + format(datum.capture, '.1%') + ' at redraft rate ' + format(datum.redraft_rate, '.1%')"
-
-
-def frontier_chart(
-    table: pd.DataFrame, *, threshold: float = 0.5, scope: str = "all", operating: pd.DataFrame | None = None
-) -> alt.LayerChart:
-    """Capture against redraft rate with band (of one scope), diagonal and a threshold slider; `selector.frontier`.
-
-    operating: the points at the thresholds chosen without the workload; columns scope, redraft_rate, capture.
-    """
-    kept, note = rows_of(table, ["redraft_rate", "capture"])
-    order = _order(kept, "scope")
-    colour, shape, dash = _looks("scope", order)
-    tau = alt.param(name="tau", value=threshold, bind=alt.binding_range(min=0, max=1, step=0.01, name="threshold "))
-    share = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%")}
-    x = alt.X("redraft_rate:Q", title="redraft rate (share of blocks)", **share)
-    y, band = (alt.Y(f"{n}:Q", title="capture (share of the available gain)", **share) for n in ("capture", "low"))
-    base, mine = alt.Chart(data(kept)), f"datum.scope === {json.dumps(scope)}"
-    here = base.transform_filter("abs(datum.threshold - tau) < 0.0051")
-    fill = COLOURS[order.index(scope) % len(COLOURS)] if scope in order else INK
-    tips = _tips(["scope"], ["threshold", "redraft_rate", "capture", "low", "high", "skill"], ".2f")
-    readout = here.transform_filter(mine).transform_calculate(words=READOUT)
-    layers = (
-        base.transform_filter(mine).mark_area(fillOpacity=0.2, color=fill).encode(x=x, y=band, y2="high:Q"),
-        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash, order="threshold:Q"),
-        _dashed({"a": [0.0, 1.0]}, x="a:Q", y="a:Q"),
-        here.mark_point(size=90, filled=True).encode(x=x, y=y, color=colour, shape=shape, tooltip=tips),
-        readout.mark_text(align="left", baseline="top", color=INK, fontSize=12).encode(
-            x=alt.value(8), y=alt.value(8), text="words:N"
-        ),
-    )
-    chosen = ""
-    if operating is not None:
-        points, _ = rows_of(operating, ["redraft_rate", "capture"])
-        layers += (
-            alt.Chart(data(points))
-            .mark_point(size=260, shape="cross", strokeWidth=2.5)
-            .encode(x=x, y=y, color=colour, tooltip=_tips(["scope"], ["redraft_rate", "capture"])),
-        )
-        chosen = f" Large crosses mark the operating points: {say(points, ['scope'], 'capture')}."
-    at = say(kept[(kept["threshold"] - threshold).abs() < 0.0051], ["scope"], "capture")
-    words = (
-        "Capture against redraft rate over all thresholds; the dashed diagonal is random redrafting. "
-        f"At threshold {threshold:.2f}, capture by scope: {at}.{chosen}"
-    )
-    return _finish(alt.layer(*layers).add_params(tau), "The threshold frontier", words, note, 320)
-
-
-def quality_chart(
-    table: pd.DataFrame, *, title: str, axis: str, reference: float, percent: bool = False, series: str = "drafter"
-) -> alt.LayerChart:
-    """A quantity against the block efficiency of a drafter, a point with its interval per checkpoint; `quality.points`.
-
-    Columns: efficiency, value, low, high, checkpoint, and the one that `series` names.
-    """
-    kept, note = rows_of(table, ["efficiency", "value"])
-    base, (colour, shape, dash) = alt.Chart(data(kept)), _looks(series, _order(kept, series))
-    x = alt.X("efficiency:Q", title="block efficiency of the drafter, tokens per block", scale=alt.Scale(zero=False))
-    form = ".0%" if percent else ".3~f"
-    y, low = (
-        alt.Y(f"{n}:Q", title=axis, axis=alt.Axis(format=form), scale=alt.Scale(zero=False)) for n in ("value", "low")
-    )
-    dot = {"shape": shape, "tooltip": _tips([series, "checkpoint"], ["efficiency", "value", "low", "high"])}
-    layers = (
-        _dashed({"at": [float(reference)]}, y="at:Q"),
-        base.mark_rule(strokeWidth=2).encode(x=x, y=low, y2="high:Q", color=colour),
-        base.mark_line().encode(x=x, y=y, color=colour, strokeDash=dash),
-        base.mark_point(size=80, filled=True, opacity=1).encode(x=x, y=y, color=colour, **dot),
-    )
-    values = say(kept, [series, "checkpoint"], "value")
-    words = f"{title}. {axis} against block efficiency, with 95 % intervals. {values}."
-    return _finish(alt.layer(*layers), title, words, note, 280)
-
-
-SPEED = "(1 + datum.capture * datum.gap) * (1 + datum.rho) / (1 + datum.rho + datum.rate * (datum.rho + alpha))"
-RHO_GRID = tuple(round(0.01 * i, 2) for i in range(61))
-
-
-def break_even_chart(
-    gap: float,
-    captures: Sequence[float],
-    rates: Sequence[float],
-    *,
-    rho: float = 0.1,
-    alpha: float = 0.0,
-    break_even: tuple[float, float] | None = None,
-    gap_limits: tuple[float, float] | None = None,
-) -> alt.LayerChart:
-    """Modelled speed against rho: best-of-N, and the best threshold of a frontier; sliders for rho and alpha.
-
-    captures and rates are the points of the frontier; break_even are the limits of the break-even rho (drawn at speed
-    1), gap_limits those of the gap (band of best-of-N). The formula in the page is `SPEED`; the tests hold it to
-    `breakeven.relative_speed`.
-    """
-    points = [("best-of-N", 1.0, 1.0), *(("best selector", c, r) for c, r in zip(captures, rates, strict=True))]
-    table = pd.DataFrame(
-        [
-            {
-                "what": what,
-                "capture": round(float(c), 6),
-                "rate": round(float(r), 6),
-                "gap": round(float(gap), 6),
-                "rho": x,
-            }
-            for what, c, r in points
-            for x in RHO_GRID
-        ]
-    )
-    params = [
-        alt.param(name=name, value=value, bind=alt.binding_range(min=0, max=top, step=0.01, name=f"{name} "))
-        for name, value, top in (("rho", rho, 0.6), ("alpha", alpha, 1.0))
-    ]
-    colour, shape, dash = _looks("what", ["best-of-N", "best selector"])
-    x = alt.X("rho:Q", title="rho: one draft, in verifications")
-    y = alt.Y("speed:Q", title="modelled speed (always the dominant arm = 1)", scale=alt.Scale(zero=False))
-    best = (
-        alt.Chart(data(table))
-        .transform_calculate(speed=SPEED)
-        .transform_aggregate(speed="max(speed)", groupby=["what", "rho"])
-    )
-    here = best.transform_filter("abs(datum.rho - rho) < 0.0051")
-    here = here.transform_calculate(words="format(datum.speed, '.3f')")
-    layers = [
-        best.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
-        _dashed({"one": [1.0]}, y="one:Q"),
-        here.mark_point(size=80, filled=True, opacity=1).encode(
-            x=x, y=y, color=colour, shape=shape, tooltip=_tips(["what"], ["rho", "speed"])
-        ),
-        here.mark_text(align="left", dx=9, color=INK, fontSize=12).encode(x=x, y=y, text="words:N"),
-    ]
-    if gap_limits:
-        layers.insert(0, _gap_band(gap_limits, x))
-    if break_even:
-        span = pd.DataFrame({"from": [float(break_even[0])], "to": [float(min(break_even[1], 0.6))], "at": [1.0]})
-        mark = alt.Chart(data(span)).mark_rule(strokeWidth=5, opacity=0.6, color=COLOURS[1])
-        layers.append(mark.encode(x="from:Q", x2="to:Q", y="at:Q"))
-    speed = (1 + gap) * (1 + rho) / (1 + 2 * rho + alpha)
-    words = (
-        f"Modelled speed of best-of-N and of the best selector against rho, for an oracle gap of {gap:.3g}. "
-        f"Sliders change rho and alpha. At rho {rho:.2f} and alpha {alpha:.2f} best-of-N has speed {speed:.3f}."
-    )
-    title = "When drafts cost time: where choosing still pays"
-    return _finish(alt.layer(*layers).add_params(*params), title, words, "", 300)
-
-
-def _gap_band(limits: tuple[float, float], x: alt.X) -> alt.Chart:
-    """Best-of-N between the limits of the oracle gap."""
-    rows = [
-        {"capture": 1.0, "rate": 1.0, "low_gap": float(limits[0]), "high_gap": float(limits[1]), "rho": r}
-        for r in RHO_GRID
-    ]
-    speeds = {side: SPEED.replace("datum.gap", f"datum.{side}_gap") for side in ("low", "high")}
-    band = alt.Chart(data(pd.DataFrame(rows))).transform_calculate(**speeds)
-    return band.mark_area(opacity=0.15, color=COLOURS[0]).encode(x=x, y="low:Q", y2="high:Q")
+    return getattr(oldcharts, name)

@@ -97,8 +97,8 @@ class Ledger:
         """Publish every Estimate of `figures` (see `stats.by`) as a claim and show them as a table.
 
         rows, columns: "quantity", "group" or "workload" (the first part of the key), "key" or "arm" (its rest), or a
-        list of them; by default groups go down and the others across. A quantity that is not in UNITS states its unit once,
-        in `units`. Raises ClaimError for a quantity without a unit or with two.
+        list of them; by default groups go down and the others across. A quantity that is not in UNITS states its unit
+        once, in `units`. Raises ClaimError for a quantity without a unit or with two.
         """
         made = []
         for quantity, key, estimate in zip(figures["quantity"], figures["key"], figures["estimate"], strict=True):
