@@ -1,100 +1,101 @@
-"""The house rules that a reader cannot check by eye: import order, imports without side effects, short functions,
+"""The house rules that a reader cannot check by eye: size, import order, imports without side effects, short functions,
 explicit encodings.
 """
 
 import ast
+import graphlib
+import io
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from statistics import median
 
-import pytest
-
-PACKAGE = Path(__file__).parent.parent / "specsel"
-ORDER = (
-    "records",
-    "columns",
-    "log",
-    "importers",
-    "statistics",
-    "decisions",
-    "policies",
-    "contextual",
-    "streams",
-    "replay",
-    "catalogue",
-    "tuning",
-    "curves",
-    "redraft",
-    "breakeven",
-    "logistic",
-    "selector",
-    "routing",
-    "diagnostics",
-    "drafters",
-    "simulation",
-    "claims",
-    "headline",
-    "coverage",
-    "overview",
-    "tables",
-    "verdicts",
-    "why",
-    "quality",
-    "charts",
-    "staging",
-    "pages",
-    "book",
-    "release",
-    "sphinxext",
-    "doctor",
-    "engine_cli",
-    "cli",
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "specsel"
+MODULES = {
+    ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in PACKAGE.rglob("*.py")
+}
+FLOORS = (  # a module may import what stands on the lines above its own, and its own folder
+    ("logs", "stats"),
+    ("costs",),
+    ("replay", "paper"),
+    ("policies", "selection"),
+    ("study",),
+    ("engine",),
+    ("doctor", "cli_engine"),
+    ("cli",),
 )
-ENGINE_MAY_IMPORT = {"log", "policies", "replay", "logistic"}
+LARGEST_PACKAGE, LARGEST_MODULE = 12_000, 510  # code lines: no blanks, comments, docstrings
 LONGEST, TYPICAL = 60, 8  # lines of a function without its docstring: the limit, and the median to keep
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.glob("*.py"))
+def part(module: str) -> str:
+    """The folder of a module, or its own name where it stands alone; "" for the package itself."""
+    return (module.split(".") + [""])[1]
 
 
-def imported(path: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "specsel":
-            _, _, inner = node.module.partition(".")
-            found |= {inner.partition(".")[0]} if inner else {alias.name for alias in node.names}
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text("utf-8"))
+
+
+def imported(module: str) -> set[str]:
+    """Modules of the package that a module imports, anywhere in it but for its types."""
+    found, body = set(), tree(module)
+    conditions = [n for n in ast.walk(body) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    types = {id(inner) for condition in conditions for inner in ast.walk(condition)}
+    for node in ast.walk(body):
+        if isinstance(node, ast.ImportFrom) and id(node) not in types and (node.module or "").startswith("specsel"):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= inner or {node.module}
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("specsel.")}
-    return found - {"__version__"}
+            found |= {alias.name for alias in node.names if alias.name.partition(".")[0] == "specsel"}
+    return found - {"specsel", module}
 
 
-def functions(path: Path) -> list[tuple[str, int]]:
-    """Name and length, without the docstring, of every function of a file."""
+def code_lines(path: Path) -> int:
+    source, documented = path.read_text("utf-8"), set()
+    owners = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, owners) and ast.get_docstring(node) is not None:
+            documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    tokens = (t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in LAYOUT)
+    return len({line for t in tokens for line in range(t.start[0], t.end[0] + 1)} - documented)
+
+
+def functions(module: str) -> list[tuple[str, int]]:
+    """Name and length, without the docstring, of every function of a module."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
-            found.append((f"{path.stem}.{node.name}", body[-1].end_lineno - body[0].lineno + 1 if body else 0))
+            found.append((f"{module}.{node.name}", body[-1].end_lineno - body[0].lineno + 1 if body else 0))
     return found
 
 
-def test_every_module_has_its_place_in_the_order():
-    assert {path.stem for path in modules()} - {"__init__"} == set(ORDER)
+def test_the_package_is_thin():
+    sizes = {module: code_lines(path) for module, path in MODULES.items()}
+    assert sum(sizes.values()) <= LARGEST_PACKAGE
+    assert {m: n for m, n in sizes.items() if n > LARGEST_MODULE} == {}
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_modules_import_only_modules_above_them(name):
-    """The engine is the one exception: the commands that need it import it when they run."""
-    above = set(ORDER[: ORDER.index(name)]) | ({"engine"} if name in ("engine_cli", "doctor") else set())
-    assert imported(PACKAGE / f"{name}.py") <= above
+def test_every_folder_has_its_floor_and_imports_lead_down_only():
+    floor = {name: i for i, names in enumerate(FLOORS) for name in names}
+    assert {part(m) for m in MODULES} - {""} == set(floor)
+    wrong = [
+        f"{module} imports {other}"
+        for module in MODULES
+        for other in imported(module)
+        if part(other) != part(module) and part(module) and floor[part(other)] >= floor[part(module)]
+    ]
+    lazily = [w for w in wrong if w.startswith(("specsel.cli_engine", "specsel.doctor")) and "engine" in w]
+    assert set(wrong) == set(lazily)
 
 
-def test_the_engine_imports_records_policies_and_the_selector_only():
-    for path in sorted((PACKAGE / "engine").glob("*.py")):
-        assert imported(path) <= ENGINE_MAY_IMPORT | {"engine"}, path.name
+def test_no_imports_go_in_a_circle():
+    graph = {m: imported(m) - {f"specsel.{part(m)}"} for m in MODULES if MODULES[m].name != "__init__.py"}
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
 def run(code: str) -> str:
@@ -105,7 +106,7 @@ def run(code: str) -> str:
 
 def test_analysis_imports_without_torch():
     """With torch made impossible to find, every module outside the engine still loads, and none asks for it."""
-    names = [f"specsel.{name}" for name in ORDER]
+    names = [m for m in MODULES if part(m) != "engine"]
     run(f"""
 import importlib, sys
 class NoTorch:
@@ -122,7 +123,7 @@ def test_import_has_no_side_effects():
     """No seed, no log level, no chart theme, no warning filter, no file: importing everything changes nothing that
     others see.
     """
-    names = [f"specsel.{name}" for name in ORDER if name not in ("sphinxext", "cli", "engine_cli")]
+    names = [m for m in MODULES if part(m) not in ("engine", "cli", "cli_engine") and not m.endswith("sphinxext")]
     run(f"""
 import importlib, logging, os, random, sys, warnings
 import altair, numpy, pandas, scipy.stats, sklearn.pipeline
@@ -153,7 +154,7 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 
 def test_functions_stay_short():
     """None longer than a screen, and half of them no longer than a paragraph."""
-    every = [entry for path in [*modules(), *sorted((PACKAGE / "engine").glob("*.py"))] for entry in functions(path)]
+    every = [entry for module in MODULES for entry in functions(module)]
     assert [entry for entry in every if entry[1] > LONGEST] == []
     assert median(length for _, length in every) <= TYPICAL
 
