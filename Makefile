@@ -65,7 +65,7 @@ lint: env
 	.venv/bin/ruff format --check .
 
 refresh: env
-	@.venv/bin/python -m specsel.release
+	@.venv/bin/python -m specsel.paper.build
 
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-config --no-emit-index-url --no-emit-find-links \

@@ -4,21 +4,21 @@ import functools
 import http.server
 import json
 import re
+import shutil
 import threading
 from html import unescape
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import pytest
 from test_notebooks import NOTEBOOKS, ROOT, TINY, simulated
 
+from specsel.costs import best_of_n
 from specsel.logs.log import read_log
-from specsel.paper import staging
-from specsel.paper.build import build_book
+from specsel.paper import notebooks
+from specsel.paper.build import BROWSER_OPTIONS, BROWSERS, build_book, headline_table, readme_parts
 from specsel.paper.claims import read_claims
-from specsel.paper.pages import BROWSER_OPTIONS, find_browser
-from specsel.paper.release import headline_table, readme_parts
-from specsel.paper.words import compare, reported
+from specsel.stats import Resampling
 from specsel.study.headline import headline
 
 PAGES = sorted((ROOT / "book").glob("*.md"))
@@ -47,7 +47,7 @@ def test_prose_contains_no_hand_typed_results(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_prose_of_notebooks_contains_no_hand_typed_results(path):
-    prose = [cell["source"] for cell in staging.read_notebook(path)["cells"] if cell["cell_type"] == "markdown"]
+    prose = [cell["source"] for cell in notebooks.read_notebook(path)["cells"] if cell["cell_type"] == "markdown"]
     assert typed_results("\n\n".join("".join(source) for source in prose)) == []
 
 
@@ -209,31 +209,27 @@ def test_the_published_figures_stand_beside_ours_with_their_label(book):
 # ---- the comparison with the original study
 
 
-def test_the_reported_figures_agree_with_their_own_definitions():
-    """token gain = capture x gap; skill = capture / rate; headroom = oracle / best fixed - 1; best-of-N from the
-    gap.
-    """
-    theirs = {claim.name: claim.value for claim in reported(ROOT / "data/reported/original_study.csv")}
+@pytest.fixture(scope="session")
+def reported() -> pd.DataFrame:
+    return pd.read_csv(ROOT / "data/reported/original_study.csv", index_col="name")
+
+
+def test_the_reported_figures_agree_with_their_own_definitions(reported):
+    """token gain = capture x gap; headroom = oracle / best fixed - 1; best-of-N from the gap."""
+    theirs = pd.to_numeric(reported["value"], errors="coerce")
     assert theirs["capture"] * theirs["oracle_gap"] == pytest.approx(theirs["token_gain"], abs=1e-3)
-    assert theirs["workload_oracle_efficiency"] / theirs["best_fixed_efficiency"] - 1 == pytest.approx(
-        theirs["workload_headroom"], abs=5e-4
-    )
+    headroom = theirs["workload_oracle_efficiency"] / theirs["best_fixed_efficiency"] - 1
+    assert headroom == pytest.approx(theirs["workload_headroom"], abs=5e-4)
     for rho in ("0.02", "0.05", "0.1", "0.15", "0.2"):
-        speed = (1 + theirs["oracle_gap"]) * (1 + float(rho)) / (1 + 2 * float(rho))
-        assert speed == pytest.approx(theirs[f"best_of_n:{rho}"], abs=1e-3)
+        assert best_of_n(theirs["oracle_gap"], float(rho)) == pytest.approx(theirs[f"best_of_n:{rho}"], abs=1e-3)
         margin = theirs[f"best_selector:{rho}"] / theirs[f"best_of_n:{rho}"] - 1
         assert margin == pytest.approx(theirs[f"margin:{rho}"], abs=1e-3)
 
 
-def test_ours_has_a_counterpart_for_every_reported_figure(tmp_path):
+def test_ours_has_a_counterpart_for_every_reported_figure(tmp_path, reported):
     """Same names, so the comparison cannot miss one by a spelling; the prediction is the replay notebook's."""
-    ours = headline(read_log(simulated(tmp_path / "run")), rng=np.random.default_rng(0), n_resamples=100)
-    missing = [
-        theirs.name
-        for theirs, mine, _ in compare(ours, reported(ROOT / "data/reported/original_study.csv"))
-        if mine is None
-    ]
-    assert missing == ["predicted_gain"]
+    ours = {claim.name for claim in headline(read_log(simulated(tmp_path / "run")), resampling=Resampling(100))}
+    assert set(reported.index) - ours == {"predicted_gain"}
 
 
 # ---- the committed run
@@ -259,7 +255,7 @@ def test_the_readme_states_the_figures_of_the_built_book(measured):
 @pytest.mark.slow
 def test_the_headline_is_rederived_from_the_log(measured):
     """The book's figures equal those of the public function on the committed log, to the digits that claims keep."""
-    found = headline(read_log(RUN), rng=np.random.default_rng(7))
+    found = headline(read_log(RUN), resampling=Resampling())
     stored = read_claims(measured / "values")["04_selector"]
     again = {claim.name: claim.to_dict() for claim in found if claim.name in stored}
     assert {name: stored[name].to_dict() for name in again} == again and "oracle_gap" in again
@@ -285,10 +281,11 @@ def site(book):
 @pytest.fixture(scope="module")
 def chromium():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is in .venv-all only")
-    if find_browser() is None:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
         pytest.skip("no Chromium is installed")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_browser(), args=list(BROWSER_OPTIONS))
+        browser = driver.chromium.launch(executable_path=found, args=list(BROWSER_OPTIONS))
         yield browser
         browser.close()
 

@@ -1,28 +1,33 @@
 """From logs to pages: check the logs, run every notebook, stage the executed copies, build the static book.
 
 Notebooks run in the kernel of the present environment, from the project's folder, with parameters that they know. No
-result and no statistic is computed here.
+result and no statistic is computed here. `python -m specsel.paper.build` stores what the repository keeps of a built
+book: the outputs of the notebooks, the headline figures of the README.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from specsel.logs.log import LogError, beside, read_log, require_complete
 from specsel.logs.records import project_folder
-from specsel.paper.pages import build_pages, check_pages, print_pdf, replace_folder
-from specsel.paper.staging import (
+from specsel.paper.chapter import checked
+from specsel.paper.claims import Claim, render
+from specsel.paper.notebooks import (
     BookError,
     BuildFailed,
     check_outputs,
@@ -36,6 +41,16 @@ from specsel.paper.staging import (
 
 AT_ONCE = min(2, os.cpu_count() or 1)  # notebooks; each has a kernel of one thread
 CELL_SECONDS = 900  # time limit of one cell, generous for two slow cores
+# its -m form does nothing
+JUPYTER_BOOK = (sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER_OPTIONS = ("--no-sandbox", "--disable-background-networking")
+FIRST = "book/intro"  # the page that opens the book
+MARKER = ".specsel-book"  # in a folder of pages: made here, so it may be replaced
+README = (
+    "<!-- headline figures: written by `make refresh`, compared by a test -->",
+    "<!-- end of headline figures -->",
+)
 
 Say = Callable[[str], None]
 
@@ -58,16 +73,21 @@ def build_book(
     """Render the book and return the path of its first page (or of the PDF).
 
     run: a run folder for all notebooks instead of their default; parameters: further notebook parameters by name;
-    output: the folder for the pages (default: html inside work); work: intermediate files (default: _build of the
-    project). Raises BookError for a damaged log (naming the file, before anything runs) and for parameters that no
-    notebook has, BuildFailed for a failing cell and for a warning of the builder.
+    output: the folder for the pages (default: html inside work), which must be new, empty, or one that was made here;
+    work: intermediate files (default: _build of the project). Raises BookError for a damaged log (naming the file,
+    before anything runs), for parameters that no notebook has and for another folder, ParameterError for a value that a
+    parameter cannot have, BuildFailed for a failing cell and for a warning of the builder.
     """
     root = project_root(root)
     work = Path(work).absolute() if work else root / "_build"
-    pages = Path(output).absolute() if output else work / "html"
+    pages = Path(output).resolve() if output else work / "html"
+    if output:
+        check_target(pages)
+    browser = find_browser() if pdf else ""
     notebooks = list_notebooks(root)
     given = dict(parameters or {}) | ({} if run is None else {"run": _from_root(Path(run), root)})
     check_parameters(notebooks, given)
+    checked(given)
     check_logs(root, notebooks, given, say)
     with only_build(work):
         run_notebooks(root, work, notebooks, given, say)
@@ -78,7 +98,7 @@ def build_book(
         replace_folder(work / "out/_build/html", pages)
         if pdf:
             say("printing the PDF ...")
-            return print_pdf(work, pages)
+            return print_pdf(work, pages, browser)
     return pages / "index.html"
 
 
@@ -170,8 +190,19 @@ def run_notebooks(
             try:
                 running.result()
             except BaseException:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                stop_kernels()
                 raise
+
+
+def stop_kernels() -> None:
+    """End the kernels that this process started, so that nobody waits for their cells."""
+    import psutil  # comes with the kernels
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "ipykernel_launcher" in child.cmdline():
+                child.kill()
 
 
 def run_notebook(path: Path, target: Path, parameters: Mapping[str, Any], root: Path) -> None:
@@ -180,16 +211,9 @@ def run_notebook(path: Path, target: Path, parameters: Mapping[str, Any], root: 
     from nbclient.exceptions import CellTimeoutError
 
     try:
-        papermill.execute_notebook(
-            str(path),
-            str(target),
-            parameters=dict(parameters),
-            kernel_name="python3",
-            language="python",
-            cwd=str(root),
-            progress_bar=False,
-            execution_timeout=CELL_SECONDS,
-        )
+        how = {"kernel_name": "python3", "language": "python", "progress_bar": False}
+        how |= {"cwd": str(root), "execution_timeout": CELL_SECONDS}
+        papermill.execute_notebook(str(path), str(target), parameters=dict(parameters), **how)
     except papermill.PapermillExecutionError as error:
         first = (error.source.strip().splitlines() or [""])[0]
         raise BuildFailed(
@@ -246,3 +270,109 @@ def stage(root: Path, work: Path, notebooks: Sequence[Path], say: Say = say_on_s
     shutil.copytree(root / "book", target / "book")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copyfile(root / name, target / name)
+
+
+def build_pages(work: Path, builder: str = "html") -> None:
+    """Jupyter Book with warnings as errors; BuildFailed holds what it said."""
+    where = [str(work / "stage"), "--path-output", str(work / "out"), "--builder", builder]
+    told = {"text": True, "encoding": "utf-8", "errors": "replace", "capture_output": True}
+    environment = os.environ | {"PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
+    done = subprocess.run([*JUPYTER_BOOK, *where, "-q", "-W", "-n", "--keep-going"], env=environment, **told)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise BuildFailed("the book has warnings, which count as errors:\n" + "\n".join(said[-40:]))
+
+
+def check_pages(root: Path, pages: Path) -> None:
+    """BuildFailed unless every page of the table of contents was written."""
+    wanted = re.findall(r"(?:file|root):\s*(\S+)", (root / "_toc.yml").read_text("utf-8"))
+    missing = [page for page in wanted if not (pages / f"{page}.html").is_file()]
+    if missing:
+        raise BuildFailed(f"the builder wrote no page for {', '.join(missing)}")
+
+
+def check_target(pages: Path) -> None:
+    """BookError unless a folder for pages is new, empty, or one of ours."""
+    if pages.exists() and not (pages / MARKER).is_file() and not (pages.is_dir() and not any(pages.iterdir())):
+        raise BookError(f"{pages}: holds something that this command did not make; name a new or an empty folder")
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Put a copy of a folder in place of an old one, which stays until the copy is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".specsel-") as scratch:
+        fresh, old = Path(scratch) / "fresh", Path(scratch) / "old"
+        shutil.copytree(source, fresh)
+        (fresh / MARKER).write_text("Pages made by `specsel book`, which may replace this folder.\n", encoding="utf-8")
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+
+
+def find_browser() -> str:
+    """Path of an installed Chromium; BookError where it or the package that drives it is missing."""
+    if importlib.util.find_spec("playwright") is None:
+        raise BookError("the PDF needs the package playwright, which only .venv-all has; use `make pdf`")
+    found = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if found is None:
+        raise BookError(f"the PDF needs Chromium; none of {', '.join(BROWSERS)} is installed")
+    return found
+
+
+def print_pdf(work: Path, pages: Path, browser: str) -> Path:
+    """The whole book as one PDF beside its pages, printed by a browser from a build on a single page."""
+    from playwright.sync_api import sync_playwright
+
+    build_pages(work, "singlehtml")
+    single = work / "out/_build/singlehtml"
+    source = (single / FIRST).with_suffix(".html")
+    source = source.replace(single / source.name)  # its links are relative to the top
+    drawn = "() => [...document.querySelectorAll('.vl-chart')].every(e => e.dataset.ready)"
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=browser, args=list(BROWSER_OPTIONS))
+        page = chromium.new_page(viewport={"width": 680, "height": 960})  # as wide as the paper: charts fit it
+        page.goto(source.as_uri())
+        page.wait_for_function(drawn, timeout=120_000)
+        page.evaluate("() => window.MathJax ? MathJax.startup.promise : null")
+        margin = dict.fromkeys(("top", "bottom", "left", "right"), "16mm")
+        page.pdf(path=str(pages / "specsel.pdf"), format="A4", outline=True, tagged=True, margin=margin)
+        chromium.close()
+    return pages / "specsel.pdf"
+
+
+# ---- what the repository stores
+
+
+def headline_table(ledger: Mapping[str, Mapping[str, Any]]) -> str:
+    """The headline claims that the first page cites, as the README shows them; ledger: the content of claims.json."""
+    cited = [
+        {k: v for k, v in entry.items() if k != "cited_in"} for entry in ledger.values() if FIRST in entry["cited_in"]
+    ]
+    claims = sorted((Claim.from_dict(entry) for entry in cited if entry["headline"]), key=lambda claim: claim.name)
+    rows = [f"| {claim.name.replace('_', ' ')} | {render(claim, counts=True)} |" for claim in claims]
+    return "\n".join(["| figure | value with interval, label, requests |", "|---|---|", *rows])
+
+
+def readme_parts(text: str) -> tuple[str, str, str]:
+    """The README before, between and after the marks."""
+    before, _, rest = text.partition(README[0])
+    between, _, after = rest.partition(README[1])
+    return before, between.strip(), after
+
+
+def refresh(root: str | Path | None = None, say: Say = say_on_stderr) -> None:
+    """Build with the defaults; store the outputs in the repository's notebooks and the headline figures in the
+    README.
+    """
+    root = project_root(root)
+    page = build_book(root=root, say=say)
+    for path in list_notebooks(root):
+        write_notebook(path, clean_notebook(read_notebook(root / "_build/run" / path.name), path.stem, for_book=False))
+    readme = root / "README.md"
+    before, _, after = readme_parts(readme.read_text("utf-8"))
+    table = headline_table(json.loads((page.parent / "claims.json").read_text("utf-8")))
+    readme.write_text(f"{before}{README[0]}\n\n{table}\n\n{README[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    refresh()

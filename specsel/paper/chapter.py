@@ -20,7 +20,7 @@ from specsel.logs.log import CONTEXT, STATS, PositionLog, read_log
 from specsel.logs.records import SpecselError, located, project_folder
 from specsel.paper import charts
 from specsel.paper.ledger import Ledger, open_ledger
-from specsel.paper.staging import notebook_parameters
+from specsel.paper.notebooks import notebook_parameters
 from specsel.stats import Resampling
 
 FEATURES = (*STATS, *CONTEXT)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import altair as alt
@@ -324,6 +325,4 @@ composition, _dashed, _finish, _looks, _order, _tips = shares, reference, finish
 
 
 def __getattr__(name: str) -> Any:
-    from specsel.paper import oldcharts
-
-    return getattr(oldcharts, name)
+    return getattr(import_module("specsel.paper.oldcharts"), name)

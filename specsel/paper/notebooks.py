@@ -17,18 +17,14 @@ from typing import Any
 from specsel.logs.records import SpecselError, readable
 
 LOCAL_PATH = re.compile(r"(?:/root/|/home/\w|/Users/\w|/tmp/\w|[A-Z]:\\\\?Users)")
-KERNEL = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
-}  # neutral: any machine has it
-BOOK_TAGS = {
-    "injected-parameters": "remove-cell",
-    "parameters": "hide-input",
-}  # hide what was passed, fold the defaults
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}  # neutral: any machine has it
+BOOK_TAGS = {"injected-parameters": "remove-cell", "parameters": "hide-input"}  # hide what was passed, fold the rest
+SAYS = re.compile(r"\s*(?:ledger|chapter)\.say\(")  # a cell that is prose: its page shows what it says alone
 
 
 class BookError(SpecselError):
     """Bad input for a build: an unknown parameter, a notebook without the parameters tag, a damaged log, no project
-    folder.
+    folder, a folder for the pages that holds something else.
     """
 
 
@@ -52,13 +48,7 @@ def notebook_parameters(path: Path) -> dict[str, Any]:
         )
     found = {}
     for node in ast.parse("".join(cells[0]["source"])).body:
-        target = (
-            node.target
-            if isinstance(node, ast.AnnAssign)
-            else node.targets[0]
-            if isinstance(node, ast.Assign)
-            else None
-        )
+        target = getattr(node, "target", None) or next(iter(getattr(node, "targets", [])), None)
         if isinstance(target, ast.Name) and node.value is not None:
             found[target.id] = ast.literal_eval(node.value)
     return found
@@ -71,10 +61,8 @@ def check_parameters(notebooks: Sequence[Path], given: Mapping[str, Any]) -> Non
     if unknown:
         near = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
         hint = f"did you mean {', '.join(near)}? " if near else ""
-        raise BookError(
-            f"no notebook has the parameter {', '.join(repr(name) for name in unknown)}; {hint}"
-            f"Known: {', '.join(known)}"
-        )
+        named = ", ".join(repr(name) for name in unknown)
+        raise BookError(f"no notebook has the parameter {named}; {hint}Known: {', '.join(known)}")
 
 
 def outputs(notebook: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -83,26 +71,21 @@ def outputs(notebook: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def check_outputs(name: str, notebook: Mapping[str, Any], claims: int) -> None:
-    """BuildFailed unless a notebook published claims, shows a chart, printed nothing and shows no path of this
-    machine.
-    """
+    """BuildFailed unless a notebook published claims, printed nothing and shows no path of this machine."""
     for index, output in outputs(notebook):
-        if output["output_type"] == "error":
+        kind = output["output_type"]
+        if kind == "error":
             raise BuildFailed(f"{name}, cell {index}: {output['ename']}: {output['evalue']}")
-        if output["output_type"] == "stream" and output["name"] == "stdout":
+        if kind == "stream" and output["name"] == "stdout":
             raise BuildFailed(
                 f"{name}, cell {index} prints '{''.join(output['text']).strip()[:80]}'; a page shows results, "
                 "and what fails must be raised, so nothing may be printed"
             )
-        local = LOCAL_PATH.search(json.dumps(output, ensure_ascii=False)) if output["output_type"] != "stream" else None
+        local = LOCAL_PATH.search(json.dumps(output, ensure_ascii=False)) if kind != "stream" else None
         if local:
             raise BuildFailed(f"{name}, cell {index} shows a path of this machine: {local.group(0)}...")
     if not claims:
-        raise BuildFailed(
-            f"{name} published no claim; open its ledger with specsel.open_ledger and publish its results"
-        )
-    if not any("vegalite" in kind for _, output in outputs(notebook) for kind in output.get("data", {})):
-        raise BuildFailed(f"{name} shows no chart; call charts.use() in its first cell and end a cell with a chart")
+        raise BuildFailed(f"{name} published no claim; open it with specsel.open_chapter and use its ledger")
 
 
 def warnings_of(notebook: Mapping[str, Any]) -> Iterator[str]:
@@ -117,19 +100,23 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
     """A copy without what changes from run to run: times, ids, text on stderr, widget state; code cells are counted
     from 1 (nbval takes a cell without a number for one that never ran).
 
-    for_book: hide the cell of injected parameters, fold the defaults; else drop the injected cell, as the repository
-    stores it.
+    for_book: hide the cell of injected parameters, fold the defaults, leave of a cell of prose what it says; else drop
+    the injected cell, as the repository stores it.
     """
     cells, count = [], 0
     for cell in notebook["cells"]:
-        tags = [tag for tag in cell["metadata"].get("tags", []) if tag not in BOOK_TAGS.values()]
+        tags = [tag for tag in cell["metadata"].get("tags", []) if tag not in ("remove-cell", "remove-input")]
         if "injected-parameters" in tags and not for_book:
             continue
-        tags += [BOOK_TAGS[tag] for tag in tags if tag in BOOK_TAGS] if for_book else []
+        if for_book:
+            tags += [BOOK_TAGS[tag] for tag in tags if BOOK_TAGS.get(tag, tag) not in tags]
+            says = cell["cell_type"] == "code" and SAYS.match("".join(cell["source"]))
+            tags = [tag for tag in tags if tag != "hide-input"] + ["remove-input"] if says else tags
+        folded = cell["metadata"].get("jupyter", {}).get("source_hidden")
         clean = {
             "cell_type": cell["cell_type"],
             "id": f"{stem}-{len(cells)}",
-            "metadata": {"tags": tags} if tags else {},
+            "metadata": ({"tags": tags} if tags else {}) | ({"jupyter": {"source_hidden": True}} if folded else {}),
             "source": cell["source"],
         }
         if cell["cell_type"] == "code":
@@ -137,7 +124,7 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
             shown = [o | {"execution_count": count} if "execution_count" in o else o for o in cell["outputs"]]
             clean |= {"execution_count": count, "outputs": [o for o in shown if o["output_type"] != "stream"]}
         cells.append(clean)
-    return {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
+    return {"cells": cells, "metadata": {"kernelspec": KERNEL}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def write_notebook(path: Path, notebook: Mapping[str, Any]) -> None:
