@@ -34,7 +34,7 @@ from specsel.stats import Estimate
 
 Keys = tuple[str, ...]
 FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")  # of a template: an escaped brace, or a claim or word
-SPECIAL = re.compile(r"([\\`*_\[\]<>$|])")  # what Markdown would take for its own
+SPECIAL, ESCAPED = re.compile(r"([\\`*_\[\]<>$|])"), r"\\\1"  # what Markdown would take for its own
 ALSO = {"workload": "group", "tier": "group", "arm": "key", "policy": "key"}  # names of parts of a key in a table
 ROUNDING = 1e-9  # below it a difference is one of the arithmetic
 
@@ -106,7 +106,7 @@ class Ledger:
             made.append(self._claim((quantity, *map(str, key)), estimate, unit, label, headline, function))
         self.done()
         if show:
-            _display(grid(made, rows, columns, corner=corner))
+            _display(grid(made, rows, columns, corner=corner, notebook=self.path.stem))
 
     def publish(
         self,
@@ -197,12 +197,12 @@ class Ledger:
             word = words[reference]
             if isinstance(word, float):
                 raise ClaimError(f"the word '{reference}' is the number {word}; publish it, to tell its origin")
-            return str(word), SPECIAL.sub(r"\\\1", str(word))
+            return str(word), SPECIAL.sub(ESCAPED, str(word))
         try:
             claim, text = cite({"": self.claims}, f".{reference}")
         except KeyError as error:
             raise ClaimError(f"'{{{reference}}}' is neither a word nor a claim: {error.args[0]}") from None
-        return text, mark(claim, text, self.path.stem, SPECIAL.sub(r"\\\1", html.escape(text, quote=False)))
+        return text, mark(claim, text, self.path.stem, markdown=True)
 
 
 @dataclass(frozen=True)
@@ -221,10 +221,21 @@ class Shown:
         return {"text/plain": self.text} | {kind: item for kind, item in rich.items() if item}
 
 
-def mark(claim: Claim, text: str, notebook: str, shown: str | None = None) -> str:
-    """A claim as HTML that says where it comes from, to a pointer and to a build; `shown` replaces its text."""
-    origin, name = (html.escape(part, quote=True) for part in (describe_origin(claim), f"{notebook}.{claim.name}"))
-    inside = html.escape(text, quote=False) if shown is None else shown
+def mark(claim: Claim, text: str, notebook: str, *, markdown: bool = False) -> str:
+    """A claim's text as HTML (that Markdown leaves alone) with its origin, for a pointer, and its name, for a build."""
+
+    def part(kind: str, shown: str) -> str:
+        shown = html.escape(shown, quote=False)
+        return f'<span class="claim-{kind}">{SPECIAL.sub(ESCAPED, shown) if markdown else shown}</span>'
+
+    value, label, _ = text.rpartition(f" [{claim.label}]") if text.endswith(f"[{claim.label}]") else (text, "", "")
+    number, bracket, limits = value.partition(" [") if claim.low is not None else (value, "", "")
+    inside = part(
+        "value" if not isinstance(claim.value, str) else "words", number
+    )  # a line may break between the parts
+    inside += " " + part("value", bracket[1:] + limits) if bracket else ""
+    inside += " " + part("label", label.strip()) if label else ""
+    origin, name = (html.escape(item, quote=True) for item in (describe_origin(claim), f"{notebook}.{claim.name}"))
     return f'<span class="claim" title="{origin}" data-claim="{name}">{inside}</span>'
 
 
@@ -234,8 +245,9 @@ def grid(
     columns: str | Sequence[str] | None = None,
     *,
     corner: str = "",
+    notebook: str = "",
 ) -> Shown:
-    """Claims as a table, a row for each value of `rows`; label and unit stand in the head where they are all alike."""
+    """Claims (of a notebook) as a table, a row for each value of `rows`; the labels stand in the corner."""
     claims = list(claims)
     parts = _parts(claims)
     alike = all(p["key"] == p["group"] for p in parts)
@@ -260,7 +272,7 @@ def grid(
     frame = pd.DataFrame(texts, index=pd.Index(names, name=None), columns=titles)
     body = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th>'
-        + "".join(f"<td>{_cell_html(cells.get((line, head)))}</td>" for head in heads)
+        + "".join(f"<td>{_cell_html(cells.get((line, head)), notebook)}</td>" for head in heads)
         + "</tr>"
         for name, line in zip(names, lines, strict=True)
     )
@@ -319,8 +331,8 @@ def _cell_text(claim: Claim | None) -> str:
     return re.sub(r" tokens/(block|s)\b", "", text)
 
 
-def _cell_html(claim: Claim | None) -> str:
-    return "" if claim is None else mark(claim, _cell_text(claim), str(claim.origin.get("notebook", "")))
+def _cell_html(claim: Claim | None, notebook: str) -> str:
+    return "" if claim is None else mark(claim, _cell_text(claim), notebook)
 
 
 def _display(shown: Shown) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import html
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,21 +25,18 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from specsel.paper.charts import MIME
-from specsel.paper.claims import Claim, cite, describe_origin, in_table, read_claims, render
-from specsel.paper.tables import cells, rows_and_columns
+from specsel.paper.claims import cite, read_claims
+from specsel.paper.ledger import grid, mark
 
 VEGA_LITE = "6.4"
 ASSETS = Path(__file__).parent / "assets"
 STATIC_WIDTH = 640  # px, of a chart without scripts whose width is that of its container
+DATA_CLAIM = re.compile(r'data-claim="([^"]*)"')
 SHOWN_ROWS = 40  # of a chart's data, in the table below it
 log = logging.getLogger(__name__)
 
 
 # ---- numbers in prose
-
-
-class claim(nodes.Inline, nodes.TextElement):
-    """A number (or verdict) in a sentence; attribute `origin` says where it comes from."""
 
 
 class ClaimRole(SphinxRole):
@@ -53,82 +51,43 @@ class ClaimRole(SphinxRole):
             log.warning("no claim for {claim}`%s`: %s", self.text, error.args[0], location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
         notebook = self.text.strip().partition(".")[0]
-        _note(self.env, notebook, found)
-        return [claim_node(found, text)], []
+        _depends(self.env, notebook)
+        return [nodes.raw("", mark(found, text, notebook), format="html")], []
 
 
 class ClaimTable(SphinxDirective):
-    """Claims as a table, {claims} NOTEBOOK PATTERN ..., see `specsel.paper.tables.cells`; the content is its caption.
+    """{claims} NOTEBOOK QUANTITY ...: the claims of these quantities as a table, a row for each group.
 
-    A table without a claim fails the build, unless it is `:optional:`, for what not every log records. `:sort:` names a
-    column of numbers by which the rows ascend.
+    A table without a claim fails the build, unless it is `:optional:`, for what not every log records.
     """
 
     required_arguments, optional_arguments, has_content = 2, 99, True
-    option_spec = {
-        "corner": directives.unchanged,
-        "format": directives.unchanged,
-        "optional": directives.flag,
-        "sort": directives.unchanged,
-    }
+    option_spec = {n: directives.unchanged for n in ("corner", "rows", "columns", "format", "sort")}
+    option_spec |= {"optional": directives.flag}
 
     def run(self) -> list[nodes.Node]:
-        notebook, *patterns = self.arguments
-        found = cells(self.env.config.specsel_claims.get(notebook, {}).values(), *patterns)
-        if not found and "optional" in self.options:
-            return []
+        notebook, *quantities = self.arguments
+        claims = self.env.config.specsel_claims.get(notebook, {}).values()
+        found = [claim for quantity in quantities for claim in claims if claim.quantity == quantity.replace(":*", "")]
         if not found:
-            log.warning("no claim of %s matches %s", notebook, " ".join(patterns), location=self.get_location())
+            if "optional" not in self.options:
+                log.warning("no claim of %s is a %s", notebook, " or ".join(quantities), location=self.get_location())
             return []
-        for each in found.values():
-            _note(self.env, notebook, each)
-        rows, columns = rows_and_columns(found, self.options.get("sort"))
-        labels = ", ".join(sorted({f"[{each.label}]" for each in found.values()}))
-        corner, spec = f"{self.options.get('corner', '')} {labels}".strip(), self.options.get("format", "")
-        head = [_entry(nodes.Text(text)) for text in (corner, *(c.removeprefix("reported ") for c in columns))]
-        body = [[_entry(nodes.Text(row)), *(_cell_of(found.get((row, c)), spec) for c in columns)] for row in rows]
-        return [_table(head, body, self.parse_text_to_nodes("\n".join(self.content)) if self.content else [])]
+        rows, columns = self.options.get("rows"), self.options.get("columns")
+        table = grid(found, rows, columns, corner=self.options.get("corner", ""), notebook=notebook)
+        _depends(self.env, notebook)
+        return [nodes.raw("", table.html, format="html")]
 
 
-def _cell_of(found: Claim | None, spec: str) -> nodes.entry:
-    """A claim without its label; spec: number format of ratios."""
-    if found is None:
-        return _entry(nodes.Text(""))
-    shown = render(found, spec).removesuffix(f" [{found.label}]") if spec and found.unit == "ratio" else in_table(found)
-    return _entry(claim_node(found, shown))
-
-
-def _entry(content: nodes.Node) -> nodes.entry:
-    return nodes.entry("", nodes.paragraph("", "", content))
-
-
-def _table(head: list[nodes.entry], body: list[list[nodes.entry]], caption: list[nodes.Node]) -> nodes.table:
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
-    group += [nodes.thead("", nodes.row("", *head)), nodes.tbody("", *(nodes.row("", *cells) for cells in body))]
-    title = [nodes.title("", "", *caption[0].children)] if caption else []
-    return nodes.table("", *title, group, classes=["claims"])
-
-
-def claim_node(found: Claim, text: str) -> claim:
-    """The node of a claim: its text, with the label set apart."""
-    label = f"[{found.label}]"
-    value = text.removesuffix(label).rstrip()
-    node = claim(text, "", origin=describe_origin(found))
-    if isinstance(found.value, str) or found.value is None:
-        node += nodes.Text(value)
-    else:  # the line may break between value and interval, not inside them
-        number, bracket, limits = value.partition("[")
-        node += nodes.inline("", number.rstrip(), classes=["claim-value"])
-        node += [nodes.Text(" "), nodes.inline("", bracket + limits, classes=["claim-value"])] if bracket else []
-    if value != text:
-        node += [nodes.Text(" "), nodes.inline("", label, classes=["claim-label"])]
-    return node
-
-
-def _note(env: BuildEnvironment, notebook: str, found: Claim) -> None:
-    """The present page depends on a claims file and cites a claim."""
+def _depends(env: BuildEnvironment, notebook: str) -> None:
+    """The present page depends on a claims file."""
     env.note_dependency(str((Path(env.srcdir) / env.config.specsel_values_dir / f"{notebook}.json").resolve()))
-    _cited(env).setdefault(env.docname, set()).add(f"{notebook}.{found.name}")
+
+
+def note_cited(app: Sphinx, doctree: nodes.document) -> None:
+    """Claims that a page shows, by a role, by a directive, or in the outputs of its cells."""
+    names = (name for node in doctree.findall(nodes.raw) for name in DATA_CLAIM.findall(node.astext()))
+    _cited(app.env)[app.env.docname] = set(map(html.unescape, names))
 
 
 def _cited(env: BuildEnvironment) -> dict[str, set[str]]:
@@ -292,18 +251,13 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("specsel_claims", {}, "")
     app.add_role("claim", ClaimRole())
     app.add_directive("claims", ClaimTable)
-    inline = (
-        lambda self, node: self.body.append(self.starttag(node, "span", "", CLASS="claim", title=node["origin"])),
-        lambda self, node: self.body.append("</span>"),
-    )
-    plain = (lambda self, node: None,) * 2
-    app.add_node(claim, html=inline, latex=plain, text=plain, man=plain, texinfo=plain)
     app.add_node(
         chart, html=(visit_chart, None), **{name: (skip_node, None) for name in ("latex", "text", "man", "texinfo")}
     )
     app.connect("config-inited", load_claims)
     app.connect("builder-inited", write_static)
     app.connect("env-purge-doc", purge_page)
+    app.connect("doctree-read", note_cited)
     app.connect("env-merge-info", merge_pages)
     app.connect("html-page-context", page_assets)
     app.connect("build-finished", write_ledger)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from specsel.paper.claims import Claim, in_table, render
 from specsel.paper.ledger import Ledger, publish
-from specsel.study.oldstats import Estimate
+from specsel.stats import Estimate
 
 Claims = Ledger | Iterable[Claim]
 INTERVAL = re.compile(r"\[[^\[\]]*, [^\[\]]*\]|(?<=\d) (?=[%µm]?s?\b|%|tokens)")  # never broken over two lines

@@ -17,7 +17,7 @@ import pandas as pd
 from specsel.costs import Costs
 from specsel.paper.claims import Claim, make_claim, render
 from specsel.paper.tables import Claims, pick
-from specsel.study.oldstats import Estimate
+from specsel.stats import Estimate
 
 SOURCE = "the original study, measured there"
 MATERIAL = 0.02  # a gain whose upper limit is below this is called too small to matter
