@@ -59,7 +59,7 @@ def main(per_workload: int = 8, few: int = 4, max_new: int = 96) -> None:
     from specsel import engine
     from specsel.engine.harness import Collector
     from specsel.engine.prompts import encode
-    from specsel.logs import log
+    from specsel.logs import STATS
 
     target, pool = engine.load_pool(engine.load_target(), engine.PoolConfig())
     config = engine.CollectConfig(requests=per_workload, max_new=max_new, draft_len=DRAFT_LEN)
@@ -85,7 +85,7 @@ def main(per_workload: int = 8, few: int = 4, max_new: int = 96) -> None:
         print(f"{name:18} {rate[0]:9.1f} positions x arms / s  [{rate[1]:.1f}]   ({n} positions)")
     ratio = rates[0] / rates[1]
     print(f"{'ratio':18} {ratio[0]:9.1f} [{ratio[1]:.1f}]   ({equal} of {others} positions equal)")
-    print(f"{len(log.STATS)} statistics of both neural arms and the context are logged by the collector only")
+    print(f"{len(STATS)} statistics of both neural arms and the context are logged by the collector only")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from specsel.logs.log import read_log
+from specsel.logs import read_log
 from specsel.study.headline import headline
 from specsel.study.oldredraft import dominant_blocks, oracle_gap, redraft_sums
 from specsel.study.oldstats import bootstrap_requests

@@ -8,8 +8,8 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
-    "logs.records": ("located", "SpecselError"),
-    "logs.log": (
+    "logs": (
+        "located",
         "read_log",
         "read_logs",
         "write_log",

@@ -35,6 +35,7 @@ def _app(words: str, example: str) -> typer.Typer:
     return typer.Typer(help=f"{words}\n\nExample: specsel {example}", **OPTIONS)
 
 
+MOST_FAULTS = 10_000  # printed as JSON
 app = _app(
     "Which drafter should speculate on the next block? Logs, replay, selectors, the book.",
     "headline data/runs/campaign",
@@ -134,14 +135,18 @@ def log_validate(path: Paths, as_json: Json = False) -> None:
 
     Example: specsel log validate data/runs/campaign
     """
-    from specsel.logs import validate
+    from specsel.logs import grouped, validate
 
     missing = [p for p in path if not p.exists()]
     if missing:
         raise SpecselError(f"{missing[0]}: does not exist; name a run folder or a log file")
     faults = [fault for p in path for fault in validate(p)]
-    found = [{"file": f.file, "line": f.line, "field": f.field, "message": f.message} for f in faults]
-    show({"ok": not faults, "faults": found}, [str(f) for f in faults] or ["no faults"], as_json)
+    found = [{"file": f.file, "line": f.line, "field": f.field, "message": f.message} for f in faults[:MOST_FAULTS]]
+    lines = list(grouped(faults))
+    more = [f"... and {len(lines) - 100} kinds of fault more"] if len(lines) > 100 else []
+    total = [f"{len(faults):,} faults"] if len(faults) > len(lines) or more else []
+    told = {"ok": not faults, "faults": found} | ({"n_faults": len(faults)} if len(found) < len(faults) else {})
+    show(told, [*lines[:100], *more, *total] or ["no faults"], as_json)
     if faults:
         raise typer.Exit(1)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from specsel.logs.log import read_log
+from specsel.logs import read_log
 from specsel.study.drafters import repetition, still_rising
 
 Count = {"min": 1}

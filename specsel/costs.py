@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.logs.records import SpecselError, readable
+from specsel.logs import SpecselError, readable
 from specsel.stats import ratio
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from specsel import __version__
-from specsel.logs.records import project_folder
+from specsel.logs import project_folder
 
 PACKAGES = (
     "numpy",

@@ -14,7 +14,7 @@ import pytest
 from test_notebooks import NOTEBOOKS, ROOT, TINY, simulated
 
 from specsel.costs import best_of_n
-from specsel.logs.log import read_log
+from specsel.logs import read_log
 from specsel.paper import notebooks
 from specsel.paper.build import BROWSER_OPTIONS, BROWSERS, build_book, headline_table, readme_parts
 from specsel.paper.claims import read_claims

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from test_replay import log_of, scalar_leader
 
+from specsel.logs import LogWarning, SpecselError
 from specsel.logs.importers import read_specdecode_bench
-from specsel.logs.log import LogWarning, SpecselError
 from specsel.policies.catalogue import (
     ALIASES,
     GRIDS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel.logs.log import write_log
+from specsel.logs import write_log
 from specsel.study.simulation import Model, simulate_positions
 
 CASES = Path(__file__).parent / "cases"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsel.logs.log import SpecselError, block_view
+from specsel.logs import SpecselError, block_view
 from specsel.study import coverage
 from specsel.study.simulation import simulate_positions
 

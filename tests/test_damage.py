@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsel.costs import load_costs
-from specsel.logs.log import STATS, SpecselError
+from specsel.logs import STATS, SpecselError
 from specsel.selection.blocks import blocks
 from specsel.selection.selector import Selector, fit_selector
 from specsel.study import drafters

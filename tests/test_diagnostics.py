@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from specsel.logs.log import STATS, block_view, read_log
+from specsel.logs import STATS, block_view, read_log
 from specsel.study import diagnostics as dg
 from specsel.study.oldredraft import dominant_blocks, gains
 from specsel.study.oldselector import fit_selector, leave_one_workload_out

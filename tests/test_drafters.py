@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel.logs.log import LogError, drafter_sha256
+from specsel.logs import LogError, drafter_sha256
 from specsel.study import drafters
 from specsel.study.simulation import Model, simulate_positions
 

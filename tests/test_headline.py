@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specsel.costs import break_even_rho, read_costs, relative_speed
-from specsel.logs.log import read_log
+from specsel.logs import read_log
 from specsel.replay import best_arms, fixed, follow, oracle_block, oracle_dp, oracle_plan
 from specsel.selection import redraft
 from specsel.selection.blocks import blocks

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsel.logs.columns import walk
+from specsel.logs import LogError, LogWarning, block_view, read_log, summary, validate, walk
 from specsel.logs.importers import import_specdecode_bench, match_lengths, read_specdecode_bench
-from specsel.logs.log import LogError, LogWarning, block_view, read_log, summary, validate
 
 PUBLIC = Path(os.environ.get("SPECSEL_SPECDECODE_BENCH", "no folder was named"))
 

@@ -10,21 +10,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsel.logs.log import (
+from specsel.logs import (
     LogError,
     LogWarning,
+    SpecselError,
     block_view,
+    cache,
     convert,
+    encode_rows,
+    grouped,
+    gzip_bytes,
+    read,
     read_log,
     require_complete,
     summary,
     validate,
     write_log,
 )
-from specsel.logs.records import SpecselError, encode_row, gzip_bytes
+from specsel.logs.checks import natural
 
 CASES = Path(__file__).parent / "cases"
 GOLDEN = CASES / "golden_small.jsonl"
@@ -170,12 +176,13 @@ def test_not_asked_is_not_the_same_as_no_draft(tmp_path):
     k, row = log.arms.index("ngram"), 9 + 2  # chat/0 has nine positions and comes first
     assert log.proposed[row, k] == -1 and log.accepted[row, k] == 0 and (np.delete(log.proposed[:, k], row) >= 0).all()
     assert (
-        json.loads(encode_row(next(r for r in _rows(log) if r["position"] == 2)))["arms"]["ngram"]["proposed"] is None
+        json.loads(encode_rows([next(r for r in _rows(log) if r["position"] == 2)]))["arms"]["ngram"]["proposed"]
+        is None
     )
 
 
 def _rows(log):
-    from specsel.logs.log import log_rows
+    from specsel.logs import log_rows
 
     return list(log_rows(log, log.workloads.index("code")))
 
@@ -368,7 +375,7 @@ def test_one_changed_byte_or_a_deleted_file_is_named(run, name):
 
 def rewrite(run, records, name="blocks_code.jsonl.gz", **manifest):
     """Replace a log file and bring the manifest's hashes up to date."""
-    from specsel.logs.log import file_entry
+    from specsel.logs import file_entry
 
     (run / name).write_bytes(gzip_bytes(lines(records)))
     old = json.loads((run / "manifest.json").read_text())
@@ -403,11 +410,11 @@ def test_arms_must_be_those_of_the_manifest(run):
         ({"files": None}, "'files'"),
         ({"arms": ["a", "a"]}, "'arms'"),
         ({"arms": []}, "'arms'"),
-        ({"arms": [1]}, "'arms'"),
+        ({"arms": [1]}, "'arms.0'"),
         ({"path_arm": "x"}, "'path_arm'"),
         ({"draft_len": 0}, "'draft_len'"),
-        ({"files": ["blocks_code.jsonl.gz"]}, "'files'"),
-        ({"files": [{"name": "../x", "sha256": "", "lines": 1}]}, "'files'"),
+        ({"files": ["blocks_code.jsonl.gz"]}, "'files.0'"),
+        ({"files": [{"name": "../x", "sha256": "", "lines": 1}]}, "'files.0.name'"),
     ],
 )
 def test_another_manifest_is_refused(run, change, part):
@@ -440,9 +447,9 @@ def test_a_folder_without_manifest_or_with_extra_logs_is_refused(run, tmp_path):
     with pytest.raises(LogError, match="manifest.json: is missing"):
         read_log(run)
     (run / "manifest.json").write_text("{")
-    assert "is not JSON" in validate(run)[0].message
+    assert "is not a complete JSON" in validate(run)[0].message
     (run / "manifest.json").write_text("[1]")
-    with pytest.raises(LogError, match="'schema' is missing"):
+    with pytest.raises(LogError, match="holds .1., expected an object"):
         read_log(run)
 
 
@@ -452,6 +459,135 @@ def test_hashes_can_be_skipped_but_faults_cannot(run):
     (run / "blocks_code.jsonl.gz").write_bytes(gzip_bytes(lines(changed(2, "arms.eagle.accepted", -3)[:12])))
     with pytest.raises(LogError, match="line 2"):
         read_log(run, verify=False)
+
+
+# ---- what is read again
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A home for columns, however short the log."""
+    monkeypatch.setenv("SPECSEL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(cache, "WORTH", 0)
+    return tmp_path / "home" / "logs"
+
+
+def test_a_log_is_read_again_from_its_columns(run, kept, monkeypatch):
+    first = read_log(run)
+    monkeypatch.setattr(read.Lines, "read", lambda *_, **__: pytest.fail("the lines were read again"))
+    again = read_log(run)
+    assert len(list(kept.iterdir())) == 1 and same(again, first)
+    assert (again.sha256, again.manifest, again.run) == (first.sha256, first.manifest, first.run)
+    assert all(
+        getattr(again, f.name).dtype == v.dtype for f in fields(first) if hasattr(v := getattr(first, f.name), "dtype")
+    )
+
+
+def test_a_changed_log_is_checked_again(run, kept):
+    read_log(run)
+    rewrite(run, changed(3, "arms.dflash.accepted", 9)[:12])
+    for _ in range(2):
+        with pytest.raises(LogError, match="above proposed = 7"):
+            read_log(run)
+
+
+def test_warnings_come_again_from_the_columns(tmp_path, kept):
+    (tmp_path / "log.jsonl").write_bytes(
+        lines([r | {"topic": 1} for r in RECORDS]) + lines([RECORDS[4] | {"topic": 1}])
+    )
+    for _ in range(2):
+        with pytest.warns(LogWarning) as told:
+            read_log(tmp_path / "log.jsonl")
+        assert ["'topic'" in str(told[0].message), "1 identical repeat" in str(told[1].message)] == [True, True]
+    assert len(list(kept.iterdir())) == 1
+
+
+@pytest.mark.parametrize("at", [0, 0.3, 0.6, 0.999])
+def test_damaged_columns_are_not_used(run, kept, golden, at):
+    read_log(run)
+    (path,) = kept.iterdir()
+    data = bytearray(path.read_bytes())
+    data[int(at * len(data))] ^= 255
+    path.write_bytes(data)
+    assert same(read_log(run), golden)
+    path.write_bytes(data[: int(at * len(data))])
+    assert same(read_log(run), golden)
+
+
+def test_a_home_that_cannot_be_written_costs_nothing_but_time(run, golden, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECSEL_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(cache, "WORTH", 0)
+    assert same(read_log(run), golden)
+    monkeypatch.setenv("SPECSEL_HOME", "~unknown/home")  # no user is known
+    assert same(read_log(run), golden) and not Path("~unknown").exists()
+
+
+def test_only_the_latest_columns_are_kept(run, kept, monkeypatch):
+    monkeypatch.setattr(cache, "LARGEST", 1)
+    read_log(run)
+    assert list(kept.iterdir()) == []
+
+
+# ---- conversions
+
+
+NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=12)
+
+
+@settings(max_examples=20)
+@given(names=st.lists(NAMES, min_size=2, max_size=2, unique=True), label=st.sampled_from(["SIM", "MEASURED"]))
+def test_any_names_and_every_fact_survive_each_form(tmp_path_factory, names, label):
+    """Names of workloads and requests are data: they choose no path. A plain file carries all else."""
+    tmp, names = tmp_path_factory.mktemp("names"), sorted(names, key=natural)
+    table = pd.DataFrame({"workload": names, "request": names[::-1], "looping": [True, False]})
+    facts = {"label": label, "draft_len": 9, "workloads": tuple(names), "requests": tuple(names[::-1]), "run": "a run"}
+    log = replace(read_log(GOLDEN), **facts, request_table=table, manifest={"target": {"name": "tiny"}})
+    runs = [write_log(tmp / "in" / "run", log)]
+    assert validate(runs[0]) == [] and {p.name for p in (tmp / "in").iterdir()} == {"run"}
+    for name in ("plain.jsonl", "plain.jsonl.gz", "again"):
+        runs.append(convert(runs[-1], tmp / "in" / name))
+    for found in map(read_log, runs):
+        assert same(found, log) and (found.run, found.manifest["target"]) == ("a run", {"name": "tiny"})
+        assert found.looping.tolist() == [True, False]
+    first, last = ({p.name: p.read_bytes() for p in runs[k].iterdir()} for k in (0, -1))
+    assert first == last
+
+
+def test_a_file_without_label_is_unlabelled_and_stays_so(golden, tmp_path):
+    assert golden.label == "UNLABELLED" and read_log(write_log(tmp_path / "run", golden)).label == "UNLABELLED"
+
+
+def test_parts_say_what_was_taken(run, tmp_path):
+    log = read_log(run)
+    part = log.pool(["eagle", "dflash"]).cap(3).only(["code"])
+    assert part.manifest["selection"] == [
+        {"arms": ["eagle", "dflash"]},
+        {"draft_len": 3},
+        {"workloads": ["code"]},
+    ]
+    back = read_log(write_log(tmp_path / "part", part))
+    assert back.manifest["selection"] == part.manifest["selection"] and "selection" not in log.manifest
+    assert (back.label, back.draft_len, back.arms) == (part.label, 3, part.arms) and same(back, part)
+
+
+def test_a_head_of_another_log_is_refused(run, tmp_path):
+    a, b = convert(run, tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+    b.write_text(a.read_text("utf-8").replace('"UNLABELLED"', '"SIM"', 1), "utf-8")
+    assert any(f.field == "label" and "equal settings" in f.message for f in validate([a, b]))
+    b.write_text('{"manifest":{"schema":1}}', "utf-8")
+    assert {f.field for f in validate(b)} >= {"manifest.label", "manifest.arms"}
+
+
+def test_equal_faults_are_told_once(tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(lines([{n: v for n, v in r.items() if n != "on_path"} for r in RECORDS]))
+    faults = validate(tmp_path / "log.jsonl")
+    (sentence,) = grouped(faults)
+    assert (
+        len(faults) == 21
+        and "line 1: field 'on_path' is missing" in sentence
+        and "20 more lines, to line 21" in sentence
+    )
 
 
 # ---- the rest
@@ -492,25 +628,8 @@ def test_run_folders_are_merged_where_their_settings_agree(tmp_path, golden):
     merged = read_log(convert(parts, tmp_path / "both"))
     assert merged.workloads == golden.workloads and np.array_equal(merged.accepted, golden.accepted)
     other = write_log(tmp_path / "other", replace(golden.only(["chat"]), draft_len=9))
-    with pytest.raises(LogError, match="its draft_len is 9, but that of"):
+    with pytest.raises(LogError, match="field .draft_len. is 9, but 7 in"):
         read_log([parts[1], other])
-
-
-def test_a_log_is_read_from_the_cache_until_it_changes(tmp_path, golden, monkeypatch):
-    monkeypatch.setenv("SPECSEL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("specsel.logs.cache.SMALLEST", 0)
-    folder = write_log(tmp_path / "run", replace(golden, source=golden.accepted.astype(np.int8) * 0 - 1))
-    first = read_log(folder)
-    kept = list((tmp_path / "home").rglob("*.npz"))
-    monkeypatch.setattr("specsel.logs.log.read_columns", lambda *a, **k: pytest.fail("read again"))
-    assert len(kept) == 1 and same(read_log(folder), first)
-    monkeypatch.undo()
-    monkeypatch.setenv("SPECSEL_HOME", str(tmp_path / "home"))
-    kept[0].write_bytes(kept[0].read_bytes()[:100])  # a damaged file of the cache
-    assert same(read_log(folder), first)
-    (folder / "blocks_chat.jsonl.gz").write_bytes(b"")
-    with pytest.raises(LogError, match="the file was changed after collection"):
-        read_log(folder)
 
 
 def test_select_keeps_whole_requests(golden):
@@ -619,21 +738,27 @@ BROKEN_FIELDS = {  # name: (line, field to set, value, field of the fault, part 
     "accepted above remaining": (12, "arms.dflash.accepted", 2, "arms.dflash.accepted", "above remaining = 1"),
     "accepted without a draft": (3, "arms.dflash.proposed", None, "arms.dflash.accepted", "proposed is null"),
     "half a token": (3, "arms.dflash.proposed", 2.5, "arms.dflash.proposed", "expected a whole number"),
-    "true as a number": (3, "arms.dflash.proposed", True, "arms.dflash.proposed", "is true, expected a whole"),
-    "too many proposed": (3, "arms.dflash.proposed", 99_999, "arms.dflash.proposed", "too large"),
-    "probability above one": (4, "arms.dflash.conf_mean", 1.7, "arms.dflash.conf_mean", "expected 0 to 1"),
-    "statistic as text": (4, "arms.dflash.conf_min", "0.5", "arms.dflash.conf_min", "expected a number or null"),
-    "bare NaN": (4, "arms.eagle.conf_mean", float("nan"), "arms.eagle.conf_mean", "bare word NaN"),
-    "bare Infinity": (4, "arms.eagle.ent_mean", float("inf"), "arms.eagle.ent_mean", "bare word Infinity"),
+    "true as a number": (3, "arms.dflash.proposed", True, "arms.dflash.proposed", "is true, expected a number"),
+    "too many proposed": (3, "arms.dflash.proposed", 99_999, "arms.dflash.proposed", "32766 or less"),
+    "probability above one": (4, "arms.dflash.conf_mean", 1.7, "arms.dflash.conf_mean", "is 1.7, expected 1 or less"),
+    "statistic as text": (4, "arms.dflash.conf_min", "0.5", "arms.dflash.conf_min", "expected a number"),
+    "bare NaN": (
+        4,
+        "arms.eagle.conf_mean",
+        float("nan"),
+        "arms.eagle.conf_mean",
+        "is NaN, expected a finite number (write null",
+    ),
+    "bare Infinity": (4, "arms.eagle.ent_mean", float("inf"), "arms.eagle.ent_mean", "is Infinity, expected a finite"),
     "negative entropy": (4, "arms.eagle.ent_mean", -0.1, "arms.eagle.ent_mean", "expected 0 or more"),
     "minimum above the first": (4, "arms.eagle.conf_min", 0.99, "arms.eagle.conf_min", "above conf_first"),
     "half a match": (5, "arms.ngram.match_length", 1.5, "arms.ngram.match_length", "expected a whole number"),
     "source that is no arm": (5, "arms.cascade.source", "medusa", "arms.cascade.source", "expected one of the arms"),
-    "arm as a list": (5, "arms.ngram", [0, 0], "arms.ngram", "expected an object with proposed and accepted"),
+    "arm as a list": (5, "arms.ngram", [0, 0], "arms.ngram", "expected an object"),
     "arm without counts": (5, "arms.ngram", {}, "arms.ngram.proposed", "is missing"),
     "unknown arm": (5, "arms.medusa", {"proposed": 1, "accepted": 0}, "arms.medusa", "unknown arm"),
     "missing arm": (5, "arms", {"dflash": {"proposed": 1, "accepted": 0}}, "arms.eagle", "is missing"),
-    "no arms": (5, "arms", {}, "arms", "expected an object with one entry per arm"),
+    "no arms": (5, "arms", {}, "arms", "expected one entry or more"),
     "another schema": (6, "schema", 2, "schema", "reads schema 1 only"),
     "no workload": (6, "workload", None, "workload", "expected a name"),
     "nameless request": (6, "request", "", "request", "expected a name"),
@@ -642,7 +767,7 @@ BROKEN_FIELDS = {  # name: (line, field to set, value, field of the fault, part 
     "another end": (6, "remaining", 99, "remaining", "ends 12 tokens after its start"),
     "path as text": (6, "on_path", "yes", "on_path", "expected true or false"),
     "context as a list": (7, "context", [1], "context", "expected an object"),
-    "context out of range": (7, "context", {"target_confidence": 2}, "context.target_confidence", "0 to 1"),
+    "context out of range": (7, "context", {"target_confidence": 2}, "context.target_confidence", "1 or less"),
 }
 
 
@@ -676,7 +801,7 @@ GOOD = lines(RECORDS)
 BROKEN_BYTES = {  # name: (bytes of the file, line, field, part of the message)
     "empty file": (b"", None, None, "is empty"),
     "cut in the last line": (GOOD[:-30], len(RECORDS), None, "is not a complete JSON object"),
-    "no object": (GOOD + b"[1, 2]\n", len(RECORDS) + 1, None, "expected an object with request"),
+    "no object": (GOOD + b"[1, 2]\n", len(RECORDS) + 1, None, "holds [1, 2], expected an object"),
     "two objects on a line": (GOOD.replace(b"}\n{", b"} {", 1), 1, None, "more than one object"),
     "not text": (GOOD[:5] + b"\xff" + GOOD[5:], None, None, "line 1: is not UTF-8 text"),
     "half a gzip": (gzip_bytes(GOOD)[:-40], None, None, "cut short or damaged"),
@@ -741,7 +866,7 @@ BROKEN_FOLDERS = {  # name: (what is done to a run folder, file, field, part of 
         lambda run: (run / "manifest.json").write_text("{", "utf-8"),
         "manifest.json",
         None,
-        "is not JSON",
+        "is not a complete JSON",
     ),
     "manifest of another schema": (
         edited("manifest.json", '"schema": 1', '"schema": 7'),

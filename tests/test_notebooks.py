@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import specsel
-from specsel.logs.log import write_log
+from specsel.logs import write_log
 from specsel.paper import notebooks
 from specsel.paper.build import (
     build_book,
@@ -328,9 +328,7 @@ def test_running_again_gives_the_same_bytes(tiny, tmp_path):
     "kernel", [{}, {"kernelspec": {"name": "no-such-kernel", "display_name": "?", "language": "python"}}]
 )
 def test_the_present_environment_runs_a_notebook_whatever_kernel_it_names(tmp_path, kernel):
-    path = notebook(
-        tmp_path, "run: str = 'x'\nseed: int = 7", "import specsel.logs.log; specsel.logs.log.SCHEMA", **kernel
-    )
+    path = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", "import specsel.logs; specsel.logs.STATS", **kernel)
     with kernel_environment(tmp_path):
         run_notebook(path, tmp_path / "out.ipynb", {}, ROOT)
     assert "1" in json.dumps(notebooks.read_notebook(tmp_path / "out.ipynb")["cells"][-1]["outputs"])

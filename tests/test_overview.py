@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel.logs.log import LogError, read_log, write_log
+from specsel.logs import LogError, read_log, write_log
 from specsel.paper import words as verdicts
 from specsel.replay.replay import fixed
 from specsel.study import overview

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel.logs.log import block_view, read_logs, write_log
+from specsel.logs import block_view, read_logs, write_log
 from specsel.replay.replay import fixed
 from specsel.study import quality
 from specsel.study.oldredraft import dominant_blocks

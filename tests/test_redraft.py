@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specsel.logs.log import CONTEXT, STATS, SpecselError, read_log
+from specsel.logs import CONTEXT, STATS, SpecselError, read_log
 from specsel.selection import redraft as rd
 from specsel.selection.blocks import blocks, dominant_arm
 from specsel.stats import Resampling, by

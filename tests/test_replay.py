@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsel.logs.log import LogError, PositionLog, SpecselError, read_log
+from specsel.logs import LogError, PositionLog, SpecselError, read_log
 from specsel.policies.contextual import EXP4, Gate, LinTS, PerContext, Router
 from specsel.policies.plain import (
     EXP3,

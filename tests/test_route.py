@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from specsel.costs import read_costs
-from specsel.logs.log import SpecselError
+from specsel.logs import SpecselError
 from specsel.replay.replay import Plan, follow
 from specsel.selection import route as rt
 from specsel.study.simulation import Model, simulate_positions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specsel.costs import read_costs
-from specsel.logs.log import LogError, SpecselError, block_view, read_log
+from specsel.logs import LogError, SpecselError, block_view, read_log
 from specsel.replay.replay import fixed, oracle_dp
 from specsel.study import oldrouting as rt
 from specsel.study.simulation import Model, simulate_positions

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from specsel.logs.log import STATS, SpecselError, read_log
+from specsel.logs import STATS, SpecselError, read_log
 from specsel.selection import redraft as rd
 from specsel.selection.blocks import blocks
 from specsel.selection.selector import Selector, fit_selector

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsel.logs.log import LogError, block_view, read_log, summary, validate, write_log
+from specsel.logs import LogError, block_view, read_log, summary, validate, write_log
 from specsel.study.simulation import (
     Model,
     acceptance_distribution,

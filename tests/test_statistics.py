@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specsel.logs.log import block_view, read_log
+from specsel.logs import block_view, read_log
 from specsel.study import oldstats as statistics
 from specsel.study.oldstats import (
     bootstrap_many,

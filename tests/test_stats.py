@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from specsel import stats
-from specsel.logs.log import block_view, read_log
+from specsel.logs import block_view, read_log
 from specsel.stats import Resampling, by, by_rows, estimate, holm, ratio, request_sums
 
 CASES = Path(__file__).parent / "cases"

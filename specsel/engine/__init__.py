@@ -43,7 +43,7 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(f"specsel.engine.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name in ("torch", "transformers", "safetensors", "platformdirs", "psutil"):
-            from specsel.logs.log import SpecselError
+            from specsel.logs import SpecselError
 
             raise SpecselError(
                 f"'{error.name}' is not installed; the engine needs the extra 'engine': pip install 'specsel[engine]'."

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from specsel.engine.prompts import SHA256, WORKLOADS, Prompt, load_prompts
-from specsel.logs.log import write_bytes_atomically
+from specsel.logs import write_bytes_atomically
 
 RUN = 8
 """Words of a run."""

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from specsel.engine.generate import BatchedTarget, Generation, generate, is_looping
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts
 from specsel.engine.target import Features, Target, bf16_pays, dtype_name
-from specsel.logs.log import SpecselError, readable
+from specsel.logs import SpecselError, readable
 
 SHARD_PROMPTS = 512
 MAX_NEW = 256

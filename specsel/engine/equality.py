@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from specsel import logs
 from specsel.engine.decode import Decoder, Trace, always, plain
 from specsel.engine.generate import choice_rule
 from specsel.engine.harness import cpu_name
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.target import Features, Target
-from specsel.logs import log as logs
-from specsel.logs.log import PositionLog, SpecselError
+from specsel.logs import PositionLog, SpecselError
 
 FILE = "engine_check.json"
 NAMES = ("id", "kind", "step", "checkpoint")  # of a drafter's entry in the manifest: what it is called

@@ -28,13 +28,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
+from specsel import logs
 from specsel.engine.draft import Drafts
 from specsel.engine.generate import BatchedTarget, Generation, choice_rule, generate, is_looping
 from specsel.engine.ngram import suffix_match_lengths
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompts_sha256
 from specsel.engine.target import Target
-from specsel.logs import log as logs
-from specsel.logs.log import SpecselError
+from specsel.logs import SpecselError
 
 GROUP = 64
 """Requests answered together. Rounding depends on what is computed together, so the grouping is fixed."""
@@ -155,7 +155,7 @@ class Collector:
                 if answer:
                     answer.taps = answer.taps.to(self.target.model.device)
                 row, records = score(self.pool, prompts[i], answer, self.config)
-                lines = [json.dumps(row).encode() + b"\n", *map(logs.encode_row, records)]
+                lines = [json.dumps(row).encode() + b"\n", logs.encode_rows(records)]
                 logs.write_bytes_atomically(paths[i], b"".join(lines))
         return len(paths)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from specsel.logs.log import SpecselError, readable
+from specsel.logs import SpecselError, readable
 
 
 class CheckpointError(SpecselError):

@@ -16,7 +16,7 @@ from specsel.engine.eagle import Eagle, check_vocabulary, load_head
 from specsel.engine.layers import CheckpointError, read_folder
 from specsel.engine.ngram import Ngram, NgramConfig
 from specsel.engine.target import Target, pinned, tap_indices
-from specsel.logs.log import drafter_sha256, readable
+from specsel.logs import drafter_sha256, readable
 
 ARMS = ("dflash", "eagle", "ngram", "cascade")
 

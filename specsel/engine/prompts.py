@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsel.logs.log import SpecselError
+from specsel.logs import SpecselError
 
 WORKLOADS = ("gsm8k", "code", "chat", "copy")
 SHA256 = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from specsel.logs.log import SpecselError, readable
+from specsel.logs import SpecselError, readable
 
 
 class TrainError(SpecselError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from specsel.logs.log import SpecselError
+from specsel.logs import SpecselError
 
 
 class _Actor:

@@ -14,7 +14,7 @@ from specsel.engine.eagle import EagleConfig, EagleHead, load_head
 from specsel.engine.layers import read_folder
 from specsel.engine.recipes import TrainConfig, training_log
 from specsel.engine.target import Target
-from specsel.logs.log import drafter_sha256
+from specsel.logs import drafter_sha256
 
 
 def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:

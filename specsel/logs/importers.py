@@ -8,14 +8,18 @@ confidences are not in these files.
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import STATS, LogError, LogWarning, PositionLog, block_view, write_log
-from specsel.logs.records import parse_line, read_text, sha256_of
+from specsel.logs.files import LogError, read_text, sha256_of
+from specsel.logs.log import PositionLog, block_view
+from specsel.logs.read import LogWarning
+from specsel.logs.schema import STATS
+from specsel.logs.write import write_log
 
 __all__ = ["import_specdecode_bench", "read_specdecode_bench", "match_lengths"]
 
@@ -114,7 +118,7 @@ def _read_file(file: Path) -> list[tuple[np.ndarray, np.ndarray, dict]]:
         if not line.strip():
             continue
         try:
-            record = parse_line(line)
+            record = json.loads(line)
             arrays = [_counts(record[f"acc_{arm}"]["acc_len"]) for arm in ARMS]
             prompt, output = (np.asarray(record[f"{part}_token_ids"]) for part in ("prompt", "generated"))
             length = min(*map(len, arrays), len(output))

@@ -1,236 +1,267 @@
-"""Position logs in files: reading with every check, writing, and a summary.
+"""Position logs as columns, parts of them, the blocks of one arm, and a summary.
 
 A log holds, for every position of every request's greedy output, what each arm proposed there and how much of it
-the target accepts, so that any policy replays exactly. Not handled here: averages over policies, intervals, figures.
+the target accepts, so that any policy replays exactly. Not handled here: files, averages over policies, intervals.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from glob import escape, glob
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
-from specsel.logs import cache
-from specsel.logs.columns import Columns, read_columns
-from specsel.logs.manifest import UNLABELLED, file_name, header, line_faults, merged, read_table, source
-from specsel.logs.position import BlockLog, PositionLog, block_view, require_complete
-from specsel.logs.records import (
-    CONTEXT,
-    SCHEMA,
-    STATS,
-    Fault,
-    LogError,
-    SpecselError,
-    encode_row,
-    file_entry,
-    gzip_bytes,
-    readable,
-    sha256_of,
-    write_bytes_atomically,
-)
-
-__all__ = [
-    "CONTEXT",
-    "STATS",
-    "BlockLog",
-    "Fault",
-    "LogError",
-    "LogWarning",
-    "PositionLog",
-    "SpecselError",
-    "beside",
-    "block_view",
-    "convert",
-    "drafter_sha256",
-    "encode_row",
-    "file_entry",
-    "read_log",
-    "read_logs",
-    "readable",
-    "require_complete",
-    "sha256_of",
-    "summary",
-    "validate",
-    "write_bytes_atomically",
-    "write_log",
-]
+from specsel.logs.files import LogError, SpecselError
 
 
-class LogWarning(UserWarning):
-    """Something in a log that is tolerated and worth knowing: identical repeats, unknown fields."""
+@dataclass(frozen=True, slots=True)
+class PositionLog:
+    """One row per position; requests are contiguous, positions ascend inside them (R requests, N rows, K arms)."""
 
+    arms: tuple[str, ...]  # K names; an arm is its index, ties go to the lowest
+    draft_len: int  # L, cap on drafted tokens per block
+    workloads: tuple[str, ...]  # W names
+    requests: tuple[str, ...]  # R ids, unique inside their workload
+    workload: np.ndarray  # (R,) index into workloads
+    starts: np.ndarray  # (R+1,) rows of request r are starts[r]:starts[r+1]
+    proposed: np.ndarray  # (N, K) int16, 0..L; -1 = the arm was not asked
+    accepted: np.ndarray  # (N, K) int16, 0..proposed, bonus excluded; 0 where not asked
+    on_path: np.ndarray  # (N,) bool, as logged: a block of path_arm starts here
+    position: np.ndarray  # (N,) int32, index of the anchor in the output, 0..T-1
+    remaining: np.ndarray  # (N,) int32, output tokens after the anchor, T - position
+    context: dict[str, np.ndarray]  # name -> (N,) float64, known before drafting; nan = missing
+    stats: dict[str, np.ndarray]  # name -> (N, K) float64, known once the arm has drafted; nan = missing
+    source: np.ndarray | None  # (N, K) int8: arm whose draft a composite arm used; -1 none, -2 one outside of the pool
+    complete: bool  # every position of every request is here: exact replay is allowed
+    run: str  # name of the run
+    label: str  # "MEASURED", "SIM", or "UNLABELLED" when the file does not say
+    path_arm: str | None  # arm whose blocks on_path marks; None when no arm fits
+    sha256: str  # over the log files; "" when the log comes from no file
+    request_table: pd.DataFrame | None = None  # one row per request: workload, request, category, looping, ...
+    manifest: dict = field(default_factory=dict)  # what the run says of itself; "selection" names the parts taken of it
 
-def read_log(path: str | Path | Iterable[str | Path], *, verify: bool = True) -> PositionLog:
-    """Read a run folder, or one or several .jsonl / .jsonl.gz files that form one log.
+    @property
+    def n_positions(self) -> int:
+        """Number of rows N."""
+        return len(self.position)
 
-    Any line order gives the same log: workloads in the order of the files (by name inside a file), requests by name.
-    ``verify=False`` skips the hashes of the manifest only. Raises LogError with the first fault and how many there are.
-    """
-    log, faults, repeats = _read(path, verify)
-    if faults:
-        n = len(faults) - 1
-        more = f" ({n} more fault{'s' * (n > 1)}: `specsel log validate` names them all)" if n else ""
-        raise LogError(f"{faults[0]}{more}")
-    if repeats:
-        warnings.warn(
-            f"{len(repeats)} identical repeats of a line were read once, the first: {repeats[0]}",
-            LogWarning,
-            stacklevel=2,
+    @property
+    def n_requests(self) -> int:
+        """Number of requests R that have at least one position."""
+        return len(self.requests)
+
+    @property
+    def n_arms(self) -> int:
+        """Number of arms K."""
+        return len(self.arms)
+
+    @property
+    def emitted(self) -> np.ndarray:
+        """(N, K) int16: accepted + 1, cut at the end of the output; computed at each access, so keep it."""
+        longest = np.iinfo(np.int16).max
+        return np.minimum(self.accepted + np.int16(1), np.minimum(self.remaining, longest).astype(np.int16)[:, None])
+
+    @property
+    def request_of(self) -> np.ndarray:
+        """(N,) int64: the request of every row."""
+        return np.repeat(np.arange(self.n_requests), np.diff(self.starts))
+
+    @property
+    def looping(self) -> np.ndarray | None:
+        """(R,) bool: requests whose output repeats itself (less than half of its 4-grams distinct); None: unknown."""
+        return None if (found := self.request_column("looping")) is None else found.astype(bool)
+
+    def request_column(self, name: str) -> np.ndarray | None:
+        """(R,) values of one column of the request table, in the order of ``requests``; None when it is not there."""
+        table = self.request_table
+        if table is None or name not in table or table[name].isna().any():
+            return None
+        values = table.set_index(["workload", "request"])[name]
+        keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests, strict=False)]
+        return values.loc[keys].to_numpy() if values.index.is_unique and set(keys) <= set(values.index) else None
+
+    def select(self, requests: np.ndarray) -> PositionLog:
+        """The log of some requests only (bool mask or indices, order kept as given); arms and workloads stay."""
+        chosen = np.arange(self.n_requests)[requests]
+        lengths = np.diff(self.starts)[chosen]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.repeat(self.starts[chosen] - starts[:-1], lengths) + np.arange(starts[-1])
+        return self._part(
+            {"requests": len(chosen)},
+            requests=tuple(self.requests[r] for r in chosen),
+            workload=self.workload[chosen],
+            starts=starts,
+            context={n: v[rows] for n, v in self.context.items()},
+            stats={n: v[rows] for n, v in self.stats.items()},
+            source=None if self.source is None else self.source[rows],
+            **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")},
         )
-    return log
+
+    def only(self, workloads: Iterable[str]) -> PositionLog:
+        """The log of some workloads only, in the order of the log; SpecselError for one that it does not have."""
+        names = _chosen(self.run, "workload", workloads, self.workloads)
+        kept = [w for w, name in enumerate(self.workloads) if name in names]
+        log = self.select(np.isin(self.workload, kept))
+        code = np.searchsorted(kept, log.workload)
+        manifest = self._part({"workloads": [self.workloads[w] for w in kept]}).manifest
+        return replace(log, workloads=tuple(self.workloads[w] for w in kept), workload=code, manifest=manifest)
+
+    def pool(self, arms: Iterable[str]) -> PositionLog:
+        """The log of some arms only, in the order given: exact, because every arm was asked at every position.
+
+        SpecselError for an arm that the log does not have. The source of a composite arm that leaves is -2.
+        """
+        names = _chosen(self.run, "arm", arms, self.arms)
+        at = [self.arms.index(name) for name in names]
+        code = np.array([*(names.index(name) if name in names else -2 for name in self.arms), -2, -1], dtype=np.int8)
+        source = None if self.source is None else code[self.source[:, at]]
+        return self._part(
+            {"arms": list(names)},
+            arms=names,
+            proposed=self.proposed[:, at],
+            accepted=self.accepted[:, at],
+            stats={n: v[:, at] for n, v in self.stats.items()},
+            source=None if source is None or (source == -1).all() else source,
+            path_arm=self.path_arm if self.path_arm in names else None,
+        )
+
+    def cap(self, draft_len: int) -> PositionLog:
+        """The log with drafts of at most ``draft_len`` tokens: exact, since accepted is the smaller of count and cap.
+
+        Statistics over a draft that is cut are unknown (nan); the first confidence stays.
+        """
+        if not 1 <= draft_len <= self.draft_len:
+            raise SpecselError(f"{self.run}: a draft length of {draft_len} is not in 1 to {self.draft_len}, as logged")
+        cut, whole = self.proposed > draft_len, ("conf_first", "match_length")
+        capped = self._part(
+            {"draft_len": draft_len},
+            draft_len=draft_len,
+            proposed=np.minimum(self.proposed, np.int16(draft_len)),
+            accepted=np.minimum(self.accepted, np.int16(draft_len)),
+            stats={n: v if n in whole else np.where(cut, np.nan, v) for n, v in self.stats.items()},
+        )
+        if self.complete and self.path_arm is not None:
+            starts = np.zeros(self.n_positions, dtype=bool)
+            starts[walk(self.starts, capped.emitted[:, self.arms.index(self.path_arm)])] = True
+            capped = replace(capped, on_path=starts)
+        return capped
+
+    def _part(self, step: dict, **columns) -> PositionLog:
+        """The log with other columns; the manifest notes what was taken, so that it stays true of the part."""
+        steps = [*self.manifest.get("selection", []), step]
+        return replace(self, manifest=self.manifest | {"selection": steps}, **columns)
+
+    @property
+    def composites(self) -> tuple[str, ...]:
+        """Arms that hand on other arms' drafts: fixed rules that are themselves selectors."""
+        if self.source is None:
+            return ()
+        return tuple(name for name, used in zip(self.arms, (self.source != -1).any(axis=0), strict=True) if used)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per request (R): workload, request, and what the request table says about it (nan = unknown)."""
+        keys = {"workload": np.array(self.workloads, dtype=object)[self.workload], "request": list(self.requests)}
+        found = pd.DataFrame(keys, columns=["workload", "request"])
+        return found if self.request_table is None else found.merge(self.request_table, how="left", on=[*keys])
 
 
-def read_logs(run: str | Path, ending: str) -> list[PositionLog]:
-    """The logs of the run folders beside a run whose names are its own and an ending (a glob pattern), by name; an
-    empty list where there are none."""
-    return [read_log(path) for path in beside(run, ending)]
+def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that were asked for; SpecselError where there are none, one twice, or one that the log does not have."""
+    names = tuple(asked)
+    unknown = [name for name in names if name not in there]
+    if unknown or not names or len(set(names)) < len(names):
+        what = f"has no {kind} {unknown[0]!r}" if unknown else f"needs one or more different {kind}s, got {names}"
+        raise SpecselError(f"{run}: {what}; it has {', '.join(there)}")
+    return names
 
 
-def beside(run: str | Path, ending: str) -> list[Path]:
-    """The run folders beside a run whose names are its own and an ending (a glob pattern), by name."""
-    return [Path(path) for path in sorted(glob(escape(str(Path(run))) + ending))]
+@dataclass(frozen=True, slots=True)
+class BlockLog:
+    """The rows where blocks of one arm start when it always runs (B blocks): a round per row, never to be replayed."""
+
+    arms: tuple[str, ...]  # K names
+    draft_len: int  # L
+    workloads: tuple[str, ...]  # W names
+    requests: tuple[str, ...]  # R ids
+    workload: np.ndarray  # (R,) index into workloads
+    request_of: np.ndarray  # (B,) request of every block
+    rows: np.ndarray  # (B,) row of every block in the position log
+    proposed: np.ndarray  # (B, K) -1 = not asked
+    accepted: np.ndarray  # (B, K) bonus excluded
+    emitted: np.ndarray  # (B, K) accepted + 1, cut at the end of the output
+    stats: dict[str, np.ndarray]  # name -> (B, K), nan = missing
+    context: dict[str, np.ndarray]  # name -> (B,), nan = missing
+    path_arm: str | None  # the arm whose blocks these are
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks B."""
+        return len(self.rows)
+
+    @property
+    def workload_of(self) -> np.ndarray:
+        """(B,) workload of every block."""
+        return self.workload[self.request_of]
 
 
-def validate(path: str | Path | Iterable[str | Path]) -> list[Fault]:
-    """All faults of a run folder, or of one or several files that form one log, in order of file and line."""
-    try:
-        _, faults, repeats = _read(path, verify=True)
-    except LogError as error:
-        name, _, message = str(error).partition(": ")
-        return [Fault(name, None, None, message)]
-    return sorted(faults + repeats, key=lambda f: (f.file, f.line or 0, f.field or ""))
+def require_complete(log: PositionLog) -> None:
+    """Refuse exact replay on a log that holds block starts only."""
+    if not log.complete:
+        raise LogError(
+            f"{log.run}: this log is block-anchored (only the blocks of {log.path_arm or 'one arm'} are in it), "
+            "so no other policy can be replayed exactly; gap and selector figures are allowed, "
+            "replay needs a log of every position (`specsel collect`)"
+        )
 
 
-def _read(path: str | Path | Iterable[str | Path], verify: bool) -> tuple[PositionLog | None, list[Fault], list[Fault]]:
-    """The log (None when nothing usable is there), all faults, and the identical repeats."""
-    parts = [source(Path(p), verify) for p in ([path] if isinstance(path, (str, Path)) else path)]
-    manifest, faults = merged(parts), [fault for part in parts for fault in part.faults]
-    files = [file for part in parts for file in part.files]
-    if not files:
-        nothing = Fault(str(parts[0].path), None, None, "holds no log files (blocks_<workload>.jsonl.gz)")
-        return None, faults or [nothing], []
-    hashes = [sha256_of(file.read_bytes()) if file.is_file() else "" for file in files]
-    asked = {"arms": manifest.get("arms"), "draft_len": manifest.get("draft_len"), "path_arm": manifest.get("path_arm")}
-    named = [file.name if part.is_folder else None for part in parts for file in part.files]
-    kept = cache.place(hashes, (asked, named))
-    large = "" not in hashes and sum(file.stat().st_size for file in files) >= cache.SMALLEST
-    columns, found = (cache.load(kept) if large and verify else None), []
-    if columns is None:
-        columns, found = read_columns(files, **asked, named=named)
-        found = [*(fault for part in parts if verify and not faults for fault in line_faults(part)), *found]
-        if large and not (faults or found or columns.repeats):
-            cache.keep(kept, columns)
-    for note in columns.notes:
-        warnings.warn(note, LogWarning, stacklevel=4)
-    tables = [part.path / "requests.jsonl.gz" for part in parts if part.is_folder]
-    tables = [read_table(file) for file in tables if not faults and file.exists()]
-    faults = faults + found
-    if not len(columns.position):
-        return None, faults or [Fault(str(files[0]), None, None, "is empty: it holds no record; collect it again")], []
-    table = pd.concat(tables, ignore_index=True) if tables else None
-    run = manifest.get("run") or re.sub(r"\.jsonl(\.gz)?$", "", parts[0].path.name)
-    given = {f.name: getattr(columns, f.name) for f in fields(Columns) if f.name not in ("notes", "repeats")}
-    log = PositionLog(
-        **given,
-        draft_len=manifest.get("draft_len", max(int(columns.proposed.max()), 0)),
-        run=run,
-        label=manifest.get("label", UNLABELLED),
-        sha256=sha256_of("".join(hashes).encode()),  # over the hashes of the files, in their order
-        request_table=table,
-        manifest=manifest,
-    )
-    return log, faults, columns.repeats
+def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
+    """The blocks of ``arm`` (default: ``log.path_arm``) when it always runs.
 
-
-# ---- writing
-
-
-def log_rows(log: PositionLog, workload: int) -> Iterable[dict]:
-    """The records of one workload, in the order of the log; fields that an arm nowhere has are left out."""
-    kept = [[n for n, v in log.stats.items() if not np.isnan(v[:, k]).all()] for k in range(log.n_arms)]
-    whole = [(n, v.astype(object)) for n, v in (("proposed", log.proposed), ("accepted", log.accepted))]
-    for request in np.flatnonzero(log.workload == workload):
-        for row in range(log.starts[request], log.starts[request + 1]):
-            asked = log.proposed[row] >= 0
-            arms = {
-                name: {n: v[row, k] if asked[k] else None for n, v in whole}
-                | {n: _number(n, log.stats[n][row, k]) for n in kept[k]}
-                for k, name in enumerate(log.arms)
-            }
-            if log.source is not None:
-                arms = {
-                    n: a if s < 0 else a | {"source": log.arms[s]}
-                    for (n, a), s in zip(arms.items(), log.source[row], strict=True)
-                }
-            yield {
-                "workload": log.workloads[workload],
-                "request": log.requests[request],
-                "position": log.position[row],
-                "remaining": log.remaining[row],
-                "on_path": log.on_path[row],
-                "context": {n: _number(n, v[row]) for n, v in log.context.items()},
-                "arms": arms,
-            }
-
-
-def _number(name: str, value: float) -> float | int:
-    """Match lengths are whole numbers in a file, everything else is real; nan stays."""
-    return int(value) if name == "match_length" and value == value else value
-
-
-def write_log(folder: str | Path, log: PositionLog, manifest_extra: Mapping | None = None) -> Path:
-    """Write a log as a run folder (a gzip file per workload, request table, manifest); equal logs give equal bytes."""
-    folder = Path(folder)
-    _refuse_existing(folder)
-    names = []
-    for w in sorted(set(log.workload.tolist())):
-        names.append(file_name(log.workloads[w]))
-        write_bytes_atomically(folder / names[-1], gzip_bytes(b"".join(map(encode_row, log_rows(log, w)))))
-    if log.request_table is not None:
-        names.append("requests.jsonl.gz")
-        text = log.request_table.to_json(orient="records", lines=True, force_ascii=False)
-        write_bytes_atomically(folder / names[-1], gzip_bytes(text.encode()))
-    entries = [file_entry(folder / n) for n in names]
-    manifest = {**log.manifest, "schema": SCHEMA, **_said(log), **(manifest_extra or {}), "files": entries}
-    write_bytes_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n")
-    return folder
-
-
-def _said(log: PositionLog) -> dict:
-    """What a manifest says about all records of a log."""
-    return {"label": log.label, "run": log.run, "arms": list(log.arms), "path_arm": log.path_arm} | {
-        "draft_len": log.draft_len
-    }
-
-
-def _refuse_existing(path: Path) -> None:
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise LogError(f"{path}: exists already and was left alone; name a new place or remove it first")
-
-
-def convert(source: str | Path | Iterable[str | Path], target: str | Path) -> Path:
-    """Copy a log into another form: a .jsonl or .jsonl.gz file, else a run folder; several sources are merged.
-
-    A plain file begins with a line that holds what its records do not say: run, label, arms, draft length.
+    Recomputed by walking on a complete log; on a block-anchored log the logged blocks, there for its path arm only.
     """
-    log, target = read_log(source), Path(target)
-    if not re.search(r"\.jsonl(\.gz)?$", target.name):
-        return write_log(target, log)
-    _refuse_existing(target)
-    rows = [encode_row(row) for w in range(len(log.workloads)) for row in log_rows(log, w)]
-    data = b"".join([header(_said(log)), *rows])
-    write_bytes_atomically(target, gzip_bytes(data) if target.suffix == ".gz" else data)
-    return target
+    names = log.arms
+    arm = names.index(log.path_arm) if arm is None and log.path_arm in names else arm
+    name = None if arm is None else names[arm]
+    emitted = log.emitted
+    if log.complete and arm is not None:
+        rows = walk(log.starts, emitted[:, arm])
+    elif name == log.path_arm:
+        rows = np.flatnonzero(log.on_path)
+    else:
+        require_complete(log)
+    return BlockLog(
+        names,
+        log.draft_len,
+        log.workloads,
+        log.requests,
+        log.workload,
+        request_of=np.searchsorted(log.starts, rows, side="right") - 1,
+        rows=rows,
+        proposed=log.proposed.take(rows, axis=0),
+        accepted=log.accepted.take(rows, axis=0),
+        emitted=emitted.take(rows, axis=0),
+        stats={n: v.take(rows, axis=0) for n, v in log.stats.items()},
+        context={n: v.take(rows, axis=0) for n, v in log.context.items()},
+        path_arm=name,
+    )
 
 
-# ---- summary
+def walk(starts: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Rows reached from every request's first row by always going ``step`` rows ahead, ascending.
+
+    >>> walk(np.array([0, 4]), np.array([3, 1, 1, 1]))
+    array([0, 3])
+    """
+    reached = np.zeros(len(step), dtype=bool)
+    row, end = starts[:-1], starts[1:]
+    while len(row):
+        inside = row < end
+        row, end = row[inside], end[inside]
+        reached[row] = True
+        row = row + step[row]
+    return np.flatnonzero(reached)
 
 
 def summary(log: PositionLog) -> dict:
@@ -269,9 +300,8 @@ def summary(log: PositionLog) -> dict:
     }
 
 
-def drafter_sha256(folder: Path) -> str:
-    """Hash of a drafter's folder as a manifest states it: over the hashes of its weight and configuration files, by
-    name; what tells of its training does not count."""
-    told = ("training.json", "checkpoint.json")
-    files = [p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json") and p.name not in told]
-    return sha256_of("".join(sha256_of(p.read_bytes()) for p in sorted(files)).encode())
+def __getattr__(name: str) -> object:
+    """Names that moved: read them from ``specsel.logs``."""
+    from specsel import logs
+
+    return getattr(logs, name)

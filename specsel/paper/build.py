@@ -23,8 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from specsel.logs.log import LogError, beside, read_log, require_complete
-from specsel.logs.records import project_folder
+from specsel.logs import LogError, beside, project_folder, read_log, require_complete
 from specsel.paper.chapter import checked
 from specsel.paper.claims import Claim, render
 from specsel.paper.notebooks import (

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from specsel.costs import Costs, load_costs
-from specsel.logs.log import CONTEXT, STATS, PositionLog, read_log
-from specsel.logs.records import SpecselError, located, project_folder
+from specsel.logs import CONTEXT, STATS, PositionLog, SpecselError, located, project_folder, read_log
 from specsel.paper import charts
 from specsel.paper.ledger import Ledger, open_ledger
 from specsel.paper.notebooks import notebook_parameters

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from specsel.logs.records import SpecselError
+from specsel.logs import SpecselError
 
 OF_AN_ESTIMATE = ("low", "high", "level", "n", "method", "n_resamples", "seed")
 FRACTIONS = """accepted capture capture_accepted contextual_gain coverage decoding first_token frontier_capture

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from specsel.logs.records import project_folder, write_bytes_atomically
+from specsel.logs import project_folder, write_bytes_atomically
 from specsel.paper.claims import (
     UNITS,
     Claim,

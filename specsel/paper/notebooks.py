@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specsel.logs.records import SpecselError, readable
+from specsel.logs import SpecselError, readable
 
 LOCAL_PATH = re.compile(r"(?:/root/|/home/\w|/Users/\w|/tmp/\w|[A-Z]:\\\\?Users)")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}  # neutral: any machine has it

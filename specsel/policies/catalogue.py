@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import PositionLog, SpecselError
+from specsel.logs import PositionLog, SpecselError
 from specsel.policies import contextual as ctx
 from specsel.policies import plain as free
 from specsel.replay.policy import Policy, View, base_name

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from specsel.logs.columns import walk
-from specsel.logs.log import PositionLog, SpecselError, require_complete
+from specsel.logs import PositionLog, SpecselError, require_complete, walk
 from specsel.replay.policy import Policy
 from specsel.replay.streams import Streams
 

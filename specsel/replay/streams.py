@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from specsel.logs.log import PositionLog, SpecselError
+from specsel.logs import PositionLog, SpecselError
 from specsel.replay.policy import Feedback, Policy, State, View, base_name, feature
 
 CHUNK = 32  # blocks for which random numbers are drawn ahead

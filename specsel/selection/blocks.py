@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import CONTEXT, STATS, PositionLog, SpecselError
+from specsel.logs import CONTEXT, STATS, PositionLog, SpecselError
 from specsel.replay.replay import best_arms, fixed
 
 

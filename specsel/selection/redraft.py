@@ -18,7 +18,7 @@ from sklearn.model_selection import LeaveOneGroupOut
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
-from specsel.logs.log import STATS, PositionLog, SpecselError
+from specsel.logs import STATS, PositionLog, SpecselError
 from specsel.selection.blocks import known
 from specsel.stats import Estimate, Sums, holm, ratio
 

@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from specsel.costs import Costs
-from specsel.logs.log import STATS, PositionLog, SpecselError
+from specsel.logs import STATS, PositionLog, SpecselError
 from specsel.replay.replay import Plan, follow, oracle_plan
 from specsel.selection.blocks import blocks, dominant_arm
 from specsel.selection.redraft import Decided, leave_one_workload_out

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
-from specsel.logs.log import STATS, SpecselError, readable, write_bytes_atomically
+from specsel.logs import STATS, SpecselError, readable, write_bytes_atomically
 from specsel.selection.redraft import CRITERION, THRESHOLDS, train
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from specsel.costs import break_even_rho
-from specsel.logs.log import PositionLog, SpecselError, readable, write_bytes_atomically
+from specsel.logs import PositionLog, SpecselError, readable, write_bytes_atomically
 from specsel.replay.replay import fixed
 from specsel.selection.redraft import capture, oracle_gap, redraft_rate, skill, token_gain
 from specsel.stats import Estimate, Resampling, Sums, by, by_rows, ratio, request_sums

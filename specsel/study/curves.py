@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import PositionLog
+from specsel.logs import PositionLog
 from specsel.policies.catalogue import allowed
 from specsel.replay.replay import Replay, best_arms, fixed, replay
 from specsel.study.oldstats import bootstrap_many, pooled_ratio, ratio

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
-from specsel.logs.log import STATS, BlockLog, PositionLog, block_view
+from specsel.logs import STATS, BlockLog, PositionLog, block_view
 from specsel.study.oldlogistic import NotFitted, feature_matrix, fit_selector, untuned
 from specsel.study.oldredraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
 from specsel.study.oldselector import LowoTable

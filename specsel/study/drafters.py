@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import LogError, PositionLog, drafter_sha256, readable
+from specsel.logs import LogError, PositionLog, drafter_sha256, readable
 from specsel.study.oldstats import Estimate, bootstrap_many, bootstrap_requests, pooled_ratio, ratio, request_sums
 
 HELD_OUT = {"shard": "the last shard's", "answer": "every 64th"}

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from specsel.costs import Costs, best_of_n, break_even_rho, max_alpha, relative_speed
-from specsel.logs.log import STATS, PositionLog
+from specsel.logs import STATS, PositionLog
 from specsel.paper.claims import UNITS, Claim, make_claim
 from specsel.replay import Plan, Replay, context_length, fixed, follow, oracle_block, oracle_dp, per_request
 from specsel.selection import redraft

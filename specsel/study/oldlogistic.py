@@ -19,7 +19,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from specsel.logs.log import STATS, BlockLog, SpecselError, readable, write_bytes_atomically
+from specsel.logs import STATS, BlockLog, SpecselError, readable, write_bytes_atomically
 from specsel.study.oldredraft import first_arm, gains
 
 EVERY = slice(None)

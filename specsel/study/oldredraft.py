@@ -12,7 +12,7 @@ from functools import reduce
 
 import numpy as np
 
-from specsel.logs.log import BlockLog, PositionLog, SpecselError, block_view
+from specsel.logs import BlockLog, PositionLog, SpecselError, block_view
 from specsel.replay.replay import Replay, fixed
 from specsel.study.oldstats import ratio, request_sums
 

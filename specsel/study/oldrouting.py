@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from specsel.costs import Costs
-from specsel.logs.log import PositionLog, SpecselError, block_view, require_complete
+from specsel.logs import PositionLog, SpecselError, block_view, require_complete
 from specsel.replay.replay import Replay, oracle_dp
 from specsel.study.oldlogistic import NotFitted, Selector, fit_selector
 from specsel.study.oldredraft import dominant_blocks

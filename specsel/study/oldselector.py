@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import STATS, BlockLog, PositionLog
+from specsel.logs import STATS, BlockLog, PositionLog
 from specsel.study.oldlogistic import CRITERION, THRESHOLDS, NotFitted, Selector, fit_selector
 from specsel.study.oldredraft import (
     BLOCKS,

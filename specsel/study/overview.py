@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import LogError, PositionLog, beside, read_log, readable
+from specsel.logs import LogError, PositionLog, beside, read_log, readable
 from specsel.replay.replay import fixed
 from specsel.study.oldstats import bootstrap_many, ratio, request_sums
 from specsel.study.policies import split_requests

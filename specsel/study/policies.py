@@ -15,7 +15,7 @@ from multiprocessing import get_context
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import PositionLog, SpecselError
+from specsel.logs import PositionLog, SpecselError
 from specsel.policies.catalogue import GRIDS, PERSISTENT, PLANS, allowed, context_of, learner_names, policy_by_name
 from specsel.policies.plain import Fixed
 from specsel.replay.policy import Policy

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from specsel.logs.log import PositionLog, block_view
+from specsel.logs import PositionLog, block_view
 from specsel.paper.words import listed, sentence
 from specsel.study.oldredraft import dominant_blocks
 from specsel.study.oldrouting import decision_runs

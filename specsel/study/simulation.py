@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from specsel.logs.log import CONTEXT, STATS, LogError, PositionLog, block_view
+from specsel.logs import CONTEXT, STATS, LogError, PositionLog, block_view
 
 __all__ = [
     "Model",

@@ -17,12 +17,12 @@ import pytest
 import torch
 from conftest import VOCAB, make_dflash, make_eagle
 
+from specsel import logs
 from specsel.engine import harness
 from specsel.engine.decode import Decoder, always
 from specsel.engine.equality import RunError, check_engine, first_difference
 from specsel.engine.harness import CollectConfig, CollectError, collect
 from specsel.engine.prompts import PromptError, encode, load_prompts
-from specsel.logs import log as logs
 
 
 @pytest.fixture

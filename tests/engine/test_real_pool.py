@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from specsel import logs
 from specsel.engine import target as targets
 from specsel.engine.decode import Decoder, always, plain
 from specsel.engine.equality import first_difference, margin_at
@@ -19,7 +20,6 @@ from specsel.engine.prompts import default_folder, encode, load_prompts
 from specsel.engine.recipes import TrainConfig
 from specsel.engine.start import new_dflash, new_eagle, randomise
 from specsel.engine.target import Features, load_target
-from specsel.logs import log as logs
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "data" / "runs" / "campaign"

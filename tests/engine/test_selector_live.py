@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from test_harness import config  # noqa: F401  (a fixture)
 
+from specsel import logs
 from specsel.engine.decode import Decoder, redrafting
 from specsel.engine.harness import collect
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.races import race
-from specsel.logs import log as logs
-from specsel.logs.log import SpecselError
+from specsel.logs import SpecselError
 from specsel.selection.selector import Selector
 from specsel.study.oldrouting import redraft_plan, run_plan
 

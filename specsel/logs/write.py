@@ -1,0 +1,126 @@
+"""From a log to files: run folders and plain files, byte for byte the same for equal logs, nothing lost on the way."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from specsel.logs.files import LogError, file_entry, gzip_bytes, refuse_existing, write_bytes_atomically
+from specsel.logs.log import PositionLog
+from specsel.logs.read import line_faults, log_name, read_log
+from specsel.logs.schema import CONTEXT, DRAFT_FIELDS, SCHEMA
+
+
+def encode_rows(records: Iterable[Mapping]) -> bytes:
+    """Lines of a log, ready to append: strict JSON, keys in schema order, missing values null, byte-deterministic.
+
+    Parameters: each record has the schema's keys except ``schema``; ``arms`` and ``context`` map names to values,
+    where nan means missing. Raises LogError instead of writing a record that the reader would refuse.
+
+    >>> encode_rows([{"workload": "w", "request": "w/0", "position": 0, "remaining": 3, "on_path": True,
+    ...             "arms": {"a": {"proposed": 9, "accepted": 2, "conf_mean": 1 / 3, "conf_min": float("nan")}}}])
+    b'{"schema":1,"workload":"w","request":"w/0","position":0,"remaining":3,"on_path":true,"arms":{"a":{"proposed":9,"accepted":2,"conf_mean":0.333333,"conf_min":null}}}\\n'
+    """
+    rows = [_row(record) for record in records]
+    text = "\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows)
+    for fault in line_faults(text) if rows else ():
+        row = rows[(fault.line or 1) - 1]
+        place = f"{row['request']}, position {row['position']}"
+        raise LogError(f"{place}: field '{fault.field}' {fault.message}; nothing was written")
+    return text.encode() + b"\n" * bool(rows)
+
+
+def _row(record: Mapping) -> dict:
+    row = {"schema": SCHEMA}
+    row |= {f: _plain(record[f]) for f in ("workload", "request", "position", "remaining", "on_path")}
+    if record.get("context"):
+        row["context"] = {f: _plain(record["context"][f]) for f in CONTEXT if f in record["context"]}
+    arms = record["arms"].items()
+    return row | {"arms": {name: {f: _plain(arm[f]) for f in DRAFT_FIELDS if f in arm} for name, arm in arms}}
+
+
+def _plain(value: object) -> object:
+    """A Python value for JSON: numpy scalars converted, nan to None, floats to six significant digits."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{value:.6g}")
+    return value
+
+
+def log_rows(log: PositionLog, workload: int) -> Iterator[dict]:
+    """The records of one workload, in the order of the log; fields that an arm nowhere has are left out."""
+    kept = [[n for n, v in log.stats.items() if not np.isnan(v[:, k]).all()] for k in range(log.n_arms)]
+    whole = [(n, v.astype(object)) for n, v in (("proposed", log.proposed), ("accepted", log.accepted))]
+    for request in np.flatnonzero(log.workload == workload):
+        for row in range(log.starts[request], log.starts[request + 1]):
+            asked = log.proposed[row] >= 0
+            arms = {
+                name: {n: v[row, k] if asked[k] else None for n, v in whole}
+                | {n: _number(n, log.stats[n][row, k]) for n in kept[k]}
+                for k, name in enumerate(log.arms)
+            }
+            if log.source is not None:
+                for name, source in zip(log.arms, log.source[row], strict=True):
+                    arms[name] |= {} if source < 0 else {"source": log.arms[source]}
+            yield {
+                "workload": log.workloads[workload],
+                "request": log.requests[request],
+                "position": log.position[row],
+                "remaining": log.remaining[row],
+                "on_path": log.on_path[row],
+                "context": {n: _number(n, v[row]) for n, v in log.context.items()},
+                "arms": arms,
+            }
+
+
+def _number(name: str, value: float) -> float | int:
+    """Match lengths are whole numbers in a file, everything else is real; nan stays."""
+    return int(value) if name == "match_length" and value == value else value
+
+
+def _manifest(log: PositionLog, extra: Mapping | None = None) -> dict:
+    """What a log says of itself, the list of files aside."""
+    said = {n: v for n, v in log.manifest.items() if n != "files"}
+    named = {"schema": SCHEMA, "label": log.label, "run": log.run, "arms": list(log.arms)}
+    return said | named | {"path_arm": log.path_arm, "draft_len": log.draft_len} | dict(extra or {})
+
+
+def write_log(folder: str | Path, log: PositionLog, manifest_extra: Mapping | None = None) -> Path:
+    """Write a log as a run folder (a gzip file per workload, request table, manifest); equal logs give equal bytes."""
+    folder = Path(folder)
+    refuse_existing(folder)
+    names = []
+    for w in sorted(set(log.workload.tolist())):
+        names.append(f"{log_name(log.workloads[w])}.gz")
+        write_bytes_atomically(folder / names[-1], gzip_bytes(encode_rows(log_rows(log, w))))
+    if log.request_table is not None:
+        names.append("requests.jsonl.gz")
+        write_bytes_atomically(folder / names[-1], gzip_bytes(_table_text(log).encode()))
+    manifest = _manifest(log, manifest_extra) | {"files": [file_entry(folder / n) for n in names]}
+    write_bytes_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n")
+    return folder
+
+
+def _table_text(log: PositionLog) -> str:
+    return log.request_table.to_json(orient="records", lines=True, force_ascii=False)
+
+
+def convert(source: str | Path | Iterable[str | Path], target: str | Path) -> Path:
+    """Copy a log into another form: a .jsonl or .jsonl.gz file, else a run folder; several sources are merged.
+
+    A plain file begins with one line that holds what a folder says in its manifest and table of requests.
+    """
+    log, target = read_log(source), Path(target)
+    if not re.search(r"\.jsonl(\.gz)?$", target.name):
+        return write_log(target, log)
+    refuse_existing(target)
+    rows = None if log.request_table is None else [json.loads(row) for row in _table_text(log).splitlines()]
+    head = json.dumps({"manifest": _manifest(log), "requests": rows}, separators=(",", ":"), allow_nan=False)
+    data = head.encode() + b"\n" + b"".join(encode_rows(log_rows(log, w)) for w in range(len(log.workloads)))
+    write_bytes_atomically(target, gzip_bytes(data) if target.suffix == ".gz" else data)
+    return target
