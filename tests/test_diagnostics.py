@@ -80,8 +80,9 @@ def test_a_calibrated_arm_lies_on_the_diagonal(blocks):
         accepted=accepted,
         proposed=np.full((n, 4), 9),
         stats={"conf_first": confidence},
-        rows=np.arange(n),
-        request_of=np.arange(n) % len(blocks.requests),
+        position=np.arange(n),
+        remaining=np.full(n, 100),
+        starts=np.linspace(0, n, len(blocks.requests) + 1).astype(int),
     )
     found = dg.reliability(made, rng=rng(), n_resamples=200)
     assert len(found) == 40 and (abs(found["acceptance"] - found["confidence"]) < 0.05).all()

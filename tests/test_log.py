@@ -17,6 +17,7 @@ from specsel.logs import (
     LogError,
     LogWarning,
     SpecselError,
+    block_rows,
     block_view,
     cache,
     convert,
@@ -95,7 +96,7 @@ def test_golden_log_gives_the_counts_derived_by_hand(golden):
     assert (golden.n_positions, golden.n_requests, golden.n_arms, golden.draft_len) == (21, 2, 4, 7)
     assert {a: block_view(golden, k).n_blocks for k, a in enumerate(golden.arms)} == expected["blocks_fixed"]
     assert golden.complete and golden.path_arm == "dflash" and golden.on_path.sum() == expected["on_path_blocks"]
-    assert np.array_equal(np.flatnonzero(golden.on_path), block_view(golden).rows)
+    assert np.array_equal(np.flatnonzero(golden.on_path), block_rows(golden))
     run = expected["dflash_run"]
     assert block_view(golden).accepted[:, 0].sum() == run["sum_accepted"]
 
@@ -675,7 +676,7 @@ def test_a_capped_log_has_shorter_drafts_and_forgets_what_depends_on_the_rest(go
     assert cut.any() and np.isnan(capped.stats["conf_mean"][cut]).all()
     assert np.array_equal(capped.stats["conf_mean"][~cut], golden.stats["conf_mean"][~cut], equal_nan=True)
     assert np.array_equal(capped.stats["conf_first"], golden.stats["conf_first"], equal_nan=True)
-    assert np.array_equal(block_view(capped).rows, np.flatnonzero(capped.on_path))
+    assert np.array_equal(block_rows(capped), np.flatnonzero(capped.on_path))
 
 
 def test_some_workloads_are_a_log_of_their_own(golden):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specsel.costs import read_costs
-from specsel.logs import LogError, SpecselError, block_view, read_log
+from specsel.logs import LogError, SpecselError, block_rows, read_log
 from specsel.replay.replay import fixed, oracle_dp
 from specsel.study import oldrouting as rt
 from specsel.study.simulation import Model, simulate_positions
@@ -73,7 +73,7 @@ def test_seconds_of_a_block_add_up(log, costs):
     plain = rt.plain_decoding(log, costs)
     assert plain.seconds == pytest.approx(np.diff(log.starts) * 0.05)
     one = rt.run_plan(log, rt.one_arm(log, 1), name="x", costs=costs)
-    rows = block_view(log, 1).rows
+    rows = block_rows(log, 1)
     seconds = 0.03 * len(rows) + sum(float(costs.verify_s(1 + log.proposed[row, 1], 100)) for row in rows)
     assert one.seconds.sum() == pytest.approx(seconds)
 

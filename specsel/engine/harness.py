@@ -279,10 +279,10 @@ def _merge(collector: Collector, out: Path, manifest: dict) -> None:
     whole = parts / "all.jsonl"
     whole.write_bytes(lines)
     log = logs.read_log(whole)
-    blocks = [len(logs.block_view(log, k).rows) for k in range(log.n_arms)]
+    blocks = [len(logs.block_rows(log, k)) for k in range(log.n_arms)]
     path_arm = int(np.argmin(blocks))
     on_path = np.zeros(log.n_positions, bool)
-    on_path[logs.block_view(log, path_arm).rows] = True
+    on_path[logs.block_rows(log, path_arm)] = True
     log = replace(
         log,
         on_path=on_path,

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from specsel.logs.files import LogError, read_text, sha256_of
-from specsel.logs.log import PositionLog, block_view
+from specsel.logs.log import PositionLog, block_rows
 from specsel.logs.read import LogWarning
 from specsel.logs.schema import STATS
 from specsel.logs.write import write_log
@@ -103,7 +103,7 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
         table,
         {"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"},
     )
-    log.on_path[block_view(log).rows] = True
+    log.on_path[block_rows(log)] = True
     return log
 
 

@@ -68,6 +68,16 @@ class PositionLog:
         return np.repeat(np.arange(self.n_requests), np.diff(self.starts))
 
     @property
+    def workload_of(self) -> np.ndarray:
+        """(N,) workload of every row."""
+        return self.workload[self.request_of]
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of rows of a log of blocks."""
+        return self.n_positions
+
+    @property
     def looping(self) -> np.ndarray | None:
         """(R,) bool: requests whose output repeats itself (less than half of its 4-grams distinct); None: unknown."""
         return None if (found := self.request_column("looping")) is None else found.astype(bool)
@@ -81,22 +91,23 @@ class PositionLog:
         keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests, strict=False)]
         return values.loc[keys].to_numpy() if values.index.is_unique and set(keys) <= set(values.index) else None
 
+    def at(self, rows: np.ndarray, **changes) -> PositionLog:
+        """The log of some rows; ``changes`` are further fields (default: ascending rows of the same requests)."""
+        names = ("proposed", "accepted", "on_path", "position", "remaining")
+        columns = {n: getattr(self, n).take(rows, axis=0) for n in names}
+        columns |= {n: {m: v.take(rows, axis=0) for m, v in getattr(self, n).items()} for n in ("context", "stats")}
+        columns |= {"source": None if self.source is None else self.source.take(rows, axis=0)}
+        return replace(self, **{"starts": np.searchsorted(rows, self.starts)} | columns | changes)
+
     def select(self, requests: np.ndarray) -> PositionLog:
         """The log of some requests only (bool mask or indices, order kept as given); arms and workloads stay."""
         chosen = np.arange(self.n_requests)[requests]
         lengths = np.diff(self.starts)[chosen]
         starts = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.repeat(self.starts[chosen] - starts[:-1], lengths) + np.arange(starts[-1])
-        return self._part(
-            {"requests": len(chosen)},
-            requests=tuple(self.requests[r] for r in chosen),
-            workload=self.workload[chosen],
-            starts=starts,
-            context={n: v[rows] for n, v in self.context.items()},
-            stats={n: v[rows] for n, v in self.stats.items()},
-            source=None if self.source is None else self.source[rows],
-            **{n: getattr(self, n)[rows] for n in ("proposed", "accepted", "on_path", "position", "remaining")},
-        )
+        names = tuple(self.requests[r] for r in chosen)
+        part = self._part({"requests": len(chosen)})
+        return part.at(rows, requests=names, workload=self.workload[chosen], starts=starts)
 
     def only(self, workloads: Iterable[str]) -> PositionLog:
         """The log of some workloads only, in the order of the log; SpecselError for one that it does not have."""
@@ -177,33 +188,8 @@ def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLog:
-    """The rows where blocks of one arm start when it always runs (B blocks): a round per row, never to be replayed."""
-
-    arms: tuple[str, ...]  # K names
-    draft_len: int  # L
-    workloads: tuple[str, ...]  # W names
-    requests: tuple[str, ...]  # R ids
-    workload: np.ndarray  # (R,) index into workloads
-    request_of: np.ndarray  # (B,) request of every block
-    rows: np.ndarray  # (B,) row of every block in the position log
-    proposed: np.ndarray  # (B, K) -1 = not asked
-    accepted: np.ndarray  # (B, K) bonus excluded
-    emitted: np.ndarray  # (B, K) accepted + 1, cut at the end of the output
-    stats: dict[str, np.ndarray]  # name -> (B, K), nan = missing
-    context: dict[str, np.ndarray]  # name -> (B,), nan = missing
-    path_arm: str | None  # the arm whose blocks these are
-
-    @property
-    def n_blocks(self) -> int:
-        """Number of blocks B."""
-        return len(self.rows)
-
-    @property
-    def workload_of(self) -> np.ndarray:
-        """(B,) workload of every block."""
-        return self.workload[self.request_of]
+BlockLog = PositionLog
+"""A log of the rows where blocks of one arm start, see ``block_view``: a round per row, never to be replayed."""
 
 
 def require_complete(log: PositionLog) -> None:
@@ -216,36 +202,23 @@ def require_complete(log: PositionLog) -> None:
         )
 
 
-def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
-    """The blocks of ``arm`` (default: ``log.path_arm``) when it always runs.
+def block_rows(log: PositionLog, arm: int | None = None) -> np.ndarray:
+    """(B,) rows where the blocks of ``arm`` (default: ``log.path_arm``) start when it always runs.
 
     Recomputed by walking on a complete log; on a block-anchored log the logged blocks, there for its path arm only.
     """
-    names = log.arms
-    arm = names.index(log.path_arm) if arm is None and log.path_arm in names else arm
-    name = None if arm is None else names[arm]
-    emitted = log.emitted
+    arm = log.arms.index(log.path_arm) if arm is None and log.path_arm in log.arms else arm
     if log.complete and arm is not None:
-        rows = walk(log.starts, emitted[:, arm])
-    elif name == log.path_arm:
-        rows = np.flatnonzero(log.on_path)
-    else:
+        return walk(log.starts, log.emitted[:, arm])
+    if (None if arm is None else log.arms[arm]) != log.path_arm:
         require_complete(log)
-    return BlockLog(
-        names,
-        log.draft_len,
-        log.workloads,
-        log.requests,
-        log.workload,
-        request_of=np.searchsorted(log.starts, rows, side="right") - 1,
-        rows=rows,
-        proposed=log.proposed.take(rows, axis=0),
-        accepted=log.accepted.take(rows, axis=0),
-        emitted=emitted.take(rows, axis=0),
-        stats={n: v.take(rows, axis=0) for n, v in log.stats.items()},
-        context={n: v.take(rows, axis=0) for n, v in log.context.items()},
-        path_arm=name,
-    )
+    return np.flatnonzero(log.on_path)
+
+
+def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
+    """The log of the rows of ``block_rows``; its ``path_arm`` is the arm whose blocks these are."""
+    name = log.path_arm if arm is None else log.arms[arm]
+    return replace(log.at(block_rows(log, arm)), path_arm=name if name in log.arms else None, complete=False)
 
 
 def walk(starts: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -271,32 +244,32 @@ def summary(log: PositionLog) -> dict:
     logged blocks and block efficiency is None, because no arm but the logged one could be replayed.
     """
     views = [block_view(log, k if log.complete else None) for k in range(log.n_arms)]
-    accepted = [[v.accepted[v.workload_of == w, k] for k, v in enumerate(views)] for w in range(len(log.workloads))]
-    emitted = [[v.emitted[v.workload_of == w, k] for k, v in enumerate(views)] for w in range(len(log.workloads))]
 
-    def means(values: list[list[np.ndarray]]) -> dict:
+    def per_workload(values: np.ndarray | None, of: np.ndarray) -> list[float]:
+        return np.bincount(of, weights=values, minlength=len(log.workloads)).tolist()
+
+    def means(name: str) -> dict:
+        sums = [per_workload(getattr(v, name)[:, k], v.workload_of) for k, v in enumerate(views)]
+        sizes = [per_workload(None, v.workload_of) for v in views]
         return {
-            w: {a: float(x.sum() / len(x)) if len(x) else None for a, x in zip(log.arms, row, strict=False)}
-            for w, row in zip(log.workloads, values, strict=False)
+            w: {a: sums[k][n] / sizes[k][n] if sizes[k][n] else None for k, a in enumerate(log.arms)}
+            for n, w in enumerate(log.workloads)
         }
 
-    table = log.request_table
-    counts = (
-        np.bincount(log.workload, minlength=len(log.workloads))
-        if table is None
-        else table["workload"].value_counts().reindex(log.workloads, fill_value=0)
-    )
-    rows = np.bincount(log.workload, weights=np.diff(log.starts), minlength=len(log.workloads))
-    efficiency = means(emitted) if log.complete else {w: dict.fromkeys(log.arms) for w in log.workloads}
+    table = (
+        log.table if log.request_table is None else log.request_table
+    )  # which has the requests that ended at once too
+    counts = table["workload"].value_counts().reindex(log.workloads, fill_value=0)
+    none = {w: dict.fromkeys(log.arms) for w in log.workloads}
     return {
         "run": log.run,
         "label": log.label,
         "arms": list(log.arms),
         "draft_len": log.draft_len,
-        "requests": {w: int(n) for w, n in zip(log.workloads, counts, strict=False)},
-        "positions": {w: int(n) for w, n in zip(log.workloads, rows, strict=False)},
-        "mean_accepted": means(accepted),
-        "block_efficiency": efficiency,
+        "requests": {w: int(n) for w, n in counts.items()},
+        "positions": dict(zip(log.workloads, map(int, per_workload(None, log.workload_of)), strict=True)),
+        "mean_accepted": means("accepted"),
+        "block_efficiency": means("emitted") if log.complete else none,
     }
 
 

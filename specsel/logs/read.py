@@ -126,11 +126,6 @@ class Lines:
         n_keys = len(record) + len(record.get("context") or ()) + len(drafts) + sum(map(len, drafts.values()))
         if line.count('":') != n_keys or '" ' in line or '"\t' in line:  # counting is fast: looked at only if it may be
             found += [(key, "stands there twice; keep one") for key in repeated_keys(line)]
-        found += [
-            (f"arms.{n}.source", f"is {shown(d['source'])}, expected one of the arms {', '.join(self.arms)}")
-            for n, d in drafts.items()
-            if "source" in d and d["source"] not in (None, *self.arms)
-        ]
         if found:
             self.refuse(line)
         return record, found
@@ -160,12 +155,16 @@ class Lines:
                 message = f"is {at!r} in the file of workload {unquote(Path(name).name.split('.jsonl')[0][7:])!r}"
                 self.faults.append(Fault(name, workload, "workload", message))
         code = {None: -1} | {arm: k for k, arm in enumerate(self.arms)}
+        source = np.array([[code.get(d.get("source"), -2) for d in arm] for arm in drafts], dtype=np.int8).T
+        for row, k in np.argwhere(source == -2):
+            message = f"is {shown(drafts[k][row]['source'])}, expected one of the arms {', '.join(self.arms)}"
+            self.faults.append(Fault(name, numbers[row], f"arms.{self.arms[k]}.source", message))
         self.parts.append(
             {f: np.array([r[f] for r in records], dtype=int) for f in ("position", "remaining")}
             | {"on_path": np.array([r["on_path"] for r in records])}
             | {f"context.{f}": np.array([c.get(f) for c in contexts], dtype=float) for f in CONTEXT}
             | {f: np.array([[d.get(f, ABSENT) for d in arm] for arm in drafts], dtype=float).T for f in DRAFT_NUMBERS}
-            | {"source": np.array([[code[d.get("source")] for d in arm] for arm in drafts], dtype=np.int8).T}
+            | {"source": source}
             | {"id": np.array([self.keys.setdefault(key, len(self.keys)) for key in keys])}
             | {"line": np.array(numbers), "file": np.full(len(numbers), number)}
         )

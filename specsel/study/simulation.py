@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from specsel.logs import CONTEXT, STATS, LogError, PositionLog, block_view
+from specsel.logs import CONTEXT, STATS, LogError, PositionLog, block_rows
 
 __all__ = [
     "Model",
@@ -110,7 +110,7 @@ def simulate_positions(model: Model, *, rng: np.random.Generator, with_stats: bo
         model.arms[0],
         "",
     )
-    on_path[block_view(log, 0).rows] = True
+    on_path[block_rows(log, 0)] = True
     return log
 
 
