@@ -61,7 +61,7 @@ def main(per_workload: int = 8, few: int = 4, max_new: int = 96) -> None:
     from specsel.engine.prompts import encode
     from specsel.logs import STATS
 
-    target, pool = engine.load_pool(engine.load_target(), engine.PoolConfig())
+    target, pool = engine.load_pool(engine.load_target())
     config = engine.CollectConfig(requests=per_workload, max_new=max_new, draft_len=DRAFT_LEN)
     with tempfile.TemporaryDirectory() as folder:
         collector = Collector(target, pool, config, Path(folder))

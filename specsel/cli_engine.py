@@ -28,8 +28,10 @@ Dtype = Annotated[
 ]
 Eagle = Annotated[Path | None, typer.Option(help="EAGLE-3 head: a folder, or a hub repository owner/name@revision")]
 Dflash = Annotated[Path | None, typer.Option(help="DFlash drafter: a folder, or a hub repository")]
+Drafter = Annotated[list[str] | None, typer.Option(help="NAME=FOLDER: weights of a drafter; may be repeated")]
 Prompts = Annotated[
-    Path | None, typer.Option(help="folder of prompt files (default: $SPECSEL_PROMPTS, else data/prompts)")
+    Path | None,
+    typer.Option(help="folder of <workload>.eval.jsonl files (default: $SPECSEL_PROMPTS, else data/prompts)"),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="folder to write; an interrupted run is resumed")]
 
@@ -152,6 +154,7 @@ def collect(
     prompts: Prompts = None,
     eagle: Eagle = None,
     dflash: Dflash = None,
+    drafter: Drafter = None,
     tag: Annotated[str | None, typer.Option(help="name of the drafters' checkpoints in the manifest")] = None,
     executor: Annotated[str, typer.Option(help="local, or ray: the same files from several processes")] = "local",
     workers: Annotated[int | None, typer.Option(help="Ray actors", **Count)] = None,
@@ -178,7 +181,7 @@ def collect(
             requests=requests, max_new=max_new, draft_len=draft_len, temperature=temperature, seed=seed, prompts=prompts
         )
     )
-    pool = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    pool = _weights(drafter, eagle=eagle, dflash=dflash)
     loaded, drafters = engine.load_pool(_target(target, revision, device, dtype), pool)
     if unknown := set(check or ()) - {"all", *drafters}:
         raise typer.BadParameter(f"--check {min(unknown)}: no arm; choose all or one of {', '.join(drafters)}.")
@@ -195,6 +198,7 @@ def time_command(
     samples: Annotated[int | None, typer.Option(help="timed calls of each", **Count)] = None,
     eagle: Eagle = None,
     dflash: Dflash = None,
+    drafter: Drafter = None,
     target: Target = None,
     revision: Revision = None,
     device: Device = "cpu",
@@ -206,7 +210,7 @@ def time_command(
     """
     from specsel import engine
 
-    config = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    config = _weights(drafter, eagle=eagle, dflash=dflash)
     loaded, pool = engine.load_pool(_target(target, revision, device, dtype), config)
     print(
         engine.write_timings(
@@ -223,6 +227,7 @@ def race(
     prompts: Prompts = None,
     eagle: Eagle = None,
     dflash: Dflash = None,
+    drafter: Drafter = None,
     target: Target = None,
     revision: Revision = None,
     device: Device = "cpu",
@@ -234,7 +239,7 @@ def race(
     """
     from specsel import engine
 
-    config = engine.PoolConfig(**_given(eagle=eagle, dflash=dflash))
+    config = _weights(drafter, eagle=eagle, dflash=dflash)
     loaded, pool = engine.load_pool(_target(target, revision, device, dtype), config)
     engine.check_loaded(read_log(run), loaded, engine.describe(config))
     print(
@@ -246,6 +251,13 @@ def race(
             **_given(per_workload=requests, prompts=prompts, selector=selector),
         )
     )
+
+
+def _weights(pairs: list[str] | None, **named: Path | None) -> dict[str, Any]:
+    """Weights by drafter, from options of their own and from NAME=FOLDER."""
+    if wrong := [pair for pair in pairs or () if "=" not in pair]:
+        raise typer.BadParameter(f"--drafter {wrong[0]}: expected NAME=FOLDER.")
+    return _given(**named) | dict(pair.split("=", 1) for pair in pairs or ())
 
 
 def _target(name: str | None, revision: str | None, device: str, dtype: str) -> Any:

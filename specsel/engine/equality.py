@@ -92,7 +92,7 @@ def parting(trace: Trace, truth: Trace) -> tuple[int, float] | None:
 
 def _needed(pool: dict, arm: str) -> dict:
     """The drafters that an arm drafts with; the others need not be kept in step."""
-    parts = (arm, "ngram", pool[arm].config.fallback) if arm == "cascade" else (arm,)
+    parts = (arm, *pool[arm].parts)
     return {name: drafter for name, drafter in pool.items() if name in parts}
 
 

@@ -29,10 +29,10 @@ import torch
 from tqdm import tqdm
 
 from specsel import logs
-from specsel.engine.draft import Drafts
+from specsel.engine.drafters.base import Drafts
+from specsel.engine.drafters.ngram import suffix_match_lengths
 from specsel.engine.generate import BatchedTarget, Generation, choice_rule, generate, is_looping
-from specsel.engine.ngram import suffix_match_lengths
-from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts, prompts_sha256
+from specsel.engine.prompts import Prompt, encode, is_published, load_prompts, prompts_sha256, workloads_in
 from specsel.engine.target import Target
 from specsel.logs import SpecselError
 
@@ -54,7 +54,7 @@ class CollectConfig:
     ``draft_len``."""
 
     requests: int | None = 16
-    workloads: tuple[str, ...] = WORKLOADS
+    workloads: tuple[str, ...] | None = None  # None: every <workload>.eval.jsonl of the folder
     max_new: int = 160
     draft_len: int = 9
     temperature: float = 0.0  # 0 = greedy; else one Gumbel noise stream per request and absolute position
@@ -63,7 +63,12 @@ class CollectConfig:
 
     def queue(self) -> list[Prompt]:
         """The prompts to answer, in order: the first of every workload, so that runs of equal size share theirs."""
-        return [p for w in self.workloads for p in load_prompts(w, "eval", self.prompts, limit=self.requests)]
+        return [p for found in self.by_workload().values() for p in found]
+
+    def by_workload(self) -> dict[str, list[Prompt]]:
+        """The prompts to answer, by workload."""
+        names = self.workloads or workloads_in(self.prompts)
+        return {w: load_prompts(w, "eval", self.prompts, limit=self.requests) for w in names}
 
 
 def collect(
@@ -211,8 +216,8 @@ def draft_all(pool: dict, prompt: Prompt, answer: Generation, draft_len: int) ->
     for arm, drafter in pool.items():
         try:
             drafts[arm] = (
-                drafter.combine(drafts["ngram"], drafts[drafter.config.fallback])
-                if arm == "cascade"
+                drafter.combine(*(drafts[part] for part in drafter.parts))
+                if drafter.parts
                 else drafter.propose_all(tokens, answer.n_prompt, answer.taps, draft_len)
             )
         except Exception as error:
@@ -332,7 +337,7 @@ def _same(saved: dict, settings: dict, what: str, names: tuple[str, ...]) -> Non
 
 
 def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
-    prompts = {w: load_prompts(w, "eval", config.prompts, limit=config.requests) for w in config.workloads}
+    prompts = config.by_workload()
     template = target.tokenizer.chat_template or ""
     return {
         "draft_len": config.draft_len,
@@ -357,7 +362,12 @@ def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
             "threads": torch.get_num_threads(),
         },
         "prompts": {
-            w: {"file": f"{w}.eval.jsonl", "sha256": prompts_sha256(w, "eval", config.prompts), "count": len(found)}
+            w: {
+                "file": f"{w}.eval.jsonl",
+                "sha256": prompts_sha256(w, "eval", config.prompts),
+                "count": len(found),
+                "published": is_published(w, "eval"),
+            }
             for w, found in prompts.items()
         },
         "first_prompt": _first_prompt(target.tokenizer, [p for found in prompts.values() for p in found]),

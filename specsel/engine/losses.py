@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsel.engine.data import Example
-from specsel.engine.dflash import Context, DFlashModel
-from specsel.engine.eagle import EagleHead, Segment
+from specsel.engine.drafters.dflash import Context, DFlashModel
+from specsel.engine.drafters.eagle import EagleHead, Segment
 from specsel.engine.recipes import TrainConfig
 
 DECAY = 0.8

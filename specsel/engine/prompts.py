@@ -71,10 +71,34 @@ def prompts_sha256(workload: str, split: str, folder: Path | None = None) -> str
     return hashlib.sha256(prompt_file(workload, split, folder).read_bytes()).hexdigest()
 
 
+def is_published(workload: str, split: str) -> bool:
+    """Does a file of this name belong to the published prompts, whose hashes are known?"""
+    return f"{workload}.{split}" in SHA256
+
+
+def workloads_in(folder: Path | None) -> tuple[str, ...]:
+    """The workloads of a folder, one for each <workload>.eval.jsonl: the published ones first, then by name.
+
+    Raises PromptError where there is none.
+    """
+    if folder == HUB:
+        return WORKLOADS
+    where = folder or default_folder()
+    found = {path.name.removesuffix(".eval.jsonl") for path in where.glob("*.eval.jsonl")}
+    if not found:
+        raise PromptError(
+            f"{where}: no prompt file <workload>.eval.jsonl. Give the folder of the prompt files with --prompts or "
+            "SPECSEL_PROMPTS."
+        )
+    return (*(w for w in WORKLOADS if w in found), *sorted(found - set(WORKLOADS)))
+
+
 def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit: int | None = None) -> list[Prompt]:
     """The first ``limit`` prompts of ``<workload>.<split>.jsonl`` (all when None), in file order.
 
-    Raises PromptError when the file is missing or its sha256 differs from the published one.
+    A line is a JSON object with id (text, once in a file), messages (a list of {role, content}) and, optionally,
+    category. Raises PromptError when the file is missing or a line is not such an object, and when it has the name of a
+    published file and is not that file.
     """
     if folder == HUB:
         from specsel.engine.hub import load_from_hub
@@ -89,10 +113,35 @@ def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit
     found = hashlib.sha256(data).hexdigest()
     if expected and found != expected:
         raise PromptError(
-            f"{path}: sha256 is {found[:12]}..., the published file has {expected[:12]}...; fetch the file again."
+            f"{path}: sha256 is {found[:12]}..., the published file has {expected[:12]}...; fetch the file again, or "
+            "give prompts of your own another name."
         )
-    rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line.strip()]
-    return [Prompt(row["id"], workload, tuple(row["messages"]), row.get("category", "")) for row in rows[:limit]]
+    prompts: dict[str, Prompt] = {}
+    for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), start=1):
+        if line.strip():
+            prompt = _prompt(line, workload, f"{path}, line {number}")
+            if prompt.id in prompts:
+                raise PromptError(f"{path}, line {number}: field 'id' {prompt.id!r} is there twice; ids are unique.")
+            prompts[prompt.id] = prompt
+    return list(prompts.values())[:limit]
+
+
+def _prompt(line: str, workload: str, where: str) -> Prompt:
+    """One line of a prompt file; PromptError names what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"{where}: is not JSON ({error}).") from None
+    messages = row.get("messages") if isinstance(row, dict) else None
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not row["id"]:
+        raise PromptError(f"{where}: field 'id' must be text; give every prompt an id of its own.")
+    said = [
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in messages or ()
+    ]
+    if not isinstance(messages, list) or not said or not all(said):
+        raise PromptError(f"{where}: field 'messages' must be a list of objects with role and content.")
+    return Prompt(row["id"], workload, tuple(messages), row.get("category") or "")
 
 
 def encode(tokenizer, prompt: Prompt) -> list[int]:

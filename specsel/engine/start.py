@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specsel.engine.dflash import DFlashConfig, DFlashModel, load_model
-from specsel.engine.eagle import EagleConfig, EagleHead, load_head
-from specsel.engine.layers import read_folder
+from specsel.engine.drafters.dflash import DFlashConfig, DFlashModel, load_model
+from specsel.engine.drafters.eagle import EagleConfig, EagleHead, load_head
+from specsel.engine.drafters.files import read_folder
 from specsel.engine.recipes import TrainConfig, training_log
 from specsel.engine.target import Target
 from specsel.logs import drafter_sha256

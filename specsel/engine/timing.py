@@ -87,8 +87,8 @@ def _tasks(
     following = text[context + 1 : context + 1 + CATCH_UP_TOKENS].tolist()
     tasks = []
     for arm, drafter in pool.items():
-        if arm == "cascade":
-            continue  # a lookup plus, where it fails, its fallback: both are timed
+        if drafter.parts:
+            continue  # each of them is timed
         drafter.reset()
         drafter.extend(text[: context + 1].tolist(), taps)
         ready = copy.copy(drafter)

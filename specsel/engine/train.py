@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specsel.engine.data import Example, examples, output_counts, read_prompt_counts, read_report, shards
-from specsel.engine.dflash import DFlash
-from specsel.engine.eagle import Eagle
+from specsel.engine.drafters.dflash import DFlash
+from specsel.engine.drafters.eagle import Eagle
 from specsel.engine.losses import dflash_loss, eagle_loss
 from specsel.engine.recipes import TrainConfig, TrainError, block_size, rate_factor, recipe_of
 from specsel.engine.start import (

@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine tests need the extra 'engine'")
 transformers = pytest.importorskip("transformers", reason="the engine tests need the extra 'engine'")
 
-from specsel.engine.cascade import Cascade, CascadeConfig  # noqa: E402
-from specsel.engine.dflash import DFlash, DFlashConfig, DFlashModel  # noqa: E402
-from specsel.engine.draft import NO_TOKEN, Drafts  # noqa: E402
-from specsel.engine.eagle import Eagle, EagleConfig, EagleHead  # noqa: E402
-from specsel.engine.ngram import Ngram, NgramConfig  # noqa: E402
+from specsel.engine.drafters.base import NO_TOKEN, Drafts  # noqa: E402
+from specsel.engine.drafters.cascade import Cascade, CascadeConfig  # noqa: E402
+from specsel.engine.drafters.dflash import DFlash, DFlashConfig, DFlashModel  # noqa: E402
+from specsel.engine.drafters.eagle import Eagle, EagleConfig, EagleHead  # noqa: E402
+from specsel.engine.drafters.ngram import Ngram, NgramConfig  # noqa: E402
 from specsel.engine.target import Features, Target, tap_indices  # noqa: E402
 
 VOCAB, EOS = 97, (2,)

@@ -13,10 +13,10 @@ from conftest import make_eagle, randomise
 from safetensors.torch import save_file
 
 from specsel.engine.decode import Decoder, always
-from specsel.engine.dflash import DFlash, DFlashConfig, DFlashModel, load_model
-from specsel.engine.eagle import EagleConfig, load_head
-from specsel.engine.layers import CheckpointError, read_folder
-from specsel.engine.pool import PoolConfig, checkpoint_of, load_pool, locate
+from specsel.engine.drafters.dflash import DFlash, DFlashConfig, DFlashModel, load_model
+from specsel.engine.drafters.eagle import EagleConfig, load_head
+from specsel.engine.drafters.files import CheckpointError, checkpoint_of, locate, read_folder
+from specsel.engine.pool import load_pool
 from specsel.engine.target import Features, pinned
 
 H, INNER, HEADS, KV, V, VD = 16, 24, 4, 2, 30, 12
@@ -222,7 +222,7 @@ def test_a_damaged_file_is_told_in_one_sentence(tmp_path, name, content):
 
 def test_published_parameter_count_of_the_eagle_head():
     """424,689,664 parameters of the published head follow from its config (meta device: nothing is allocated)."""
-    from specsel.engine.eagle import EagleHead
+    from specsel.engine.drafters.eagle import EagleHead
 
     config = EagleConfig.from_dict(
         {
@@ -256,7 +256,7 @@ def save_drafters(folder, target):
     layer_ids = (0, 2, 3, 5, 6)
     model = randomise(DFlashModel(DFlashConfig(32, 48, 2, 4, 2, 5, layer_ids, 8, mask_token_id=5)), seed=2)
     write(folder / "dflash", asdict(model.config), model.state_dict())
-    return PoolConfig(folder / "eagle", folder / "dflash"), model
+    return {"eagle": folder / "eagle", "dflash": folder / "dflash"}, model
 
 
 def test_drafters_with_different_taps_read_one_pass_of_the_target(tmp_path, target):

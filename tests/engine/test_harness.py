@@ -245,7 +245,7 @@ def test_an_unknown_executor_is_refused(target, pool, config, tmp_path):
 
 
 def test_the_manifest_tells_step_and_checkpoint_of_a_drafter(tmp_path):
-    from specsel.engine.pool import checkpoint_of
+    from specsel.engine.drafters.files import checkpoint_of
 
     folder = tmp_path / "step_400"
     folder.mkdir()

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsel.engine.data import Example
-from specsel.engine.eagle import check_vocabulary
-from specsel.engine.layers import CheckpointError
+from specsel.engine.drafters.eagle import check_vocabulary
+from specsel.engine.drafters.files import CheckpointError
+from specsel.engine.drafters.ngram import Ngram, NgramConfig, suffix_match_lengths
 from specsel.engine.losses import eagle_states
-from specsel.engine.ngram import Ngram, NgramConfig, suffix_match_lengths
 
 
 def sequence(features, n_prompt: int = 6, n_output: int = 12) -> tuple[list[int], torch.Tensor]:
@@ -49,7 +49,7 @@ def test_eagle_training_states_equal_the_inference_chain_fed_with_true_tokens(ta
     example = Example(ids, 6, taps, None, None, torch.zeros(len(tokens) - 6))
     states = torch.stack(list(eagle_states(head, [example, example], drafter.embedding, steps)), 1)
     assert len(states) == 2 * (len(tokens) - 7)
-    from specsel.engine.eagle import Segment
+    from specsel.engine.drafters.eagle import Segment
 
     for row, anchor in enumerate(range(6, len(tokens) - 1 - steps)):
         drafter.reset()

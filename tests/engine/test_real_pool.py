@@ -15,7 +15,7 @@ from specsel import logs
 from specsel.engine import target as targets
 from specsel.engine.decode import Decoder, always, plain
 from specsel.engine.equality import first_difference, margin_at
-from specsel.engine.pool import PoolConfig, load_pool
+from specsel.engine.pool import load_pool
 from specsel.engine.prompts import default_folder, encode, load_prompts
 from specsel.engine.recipes import TrainConfig
 from specsel.engine.start import new_dflash, new_eagle, randomise
@@ -42,7 +42,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def real():
     target = load_target()
-    config = PoolConfig(eagle=ROOT / "data/drafters/eagle", dflash=ROOT / "data/drafters/dflash")
+    config = {name: ROOT / "data/drafters" / name for name in ("eagle", "dflash")}
     target, pool = load_pool(target, config)
     return target, Features(target), pool
 
@@ -86,8 +86,8 @@ def test_an_untrained_drafter_changes_nothing_and_helps_little(real, requests):
     """Drafters with random layers in the slots of the trained ones: same output, block efficiency 1.0 to 1.05."""
     target, features, trained = real
     eagle, dflash = trained["eagle"], trained["dflash"]
-    from specsel.engine.dflash import DFlash
-    from specsel.engine.eagle import Eagle
+    from specsel.engine.drafters.dflash import DFlash
+    from specsel.engine.drafters.eagle import Eagle
 
     head = randomise(new_eagle(target, eagle.head.target_ids, TrainConfig()), seed=0)
     model = randomise(new_dflash(target, dflash.ids, TrainConfig()), seed=1)

@@ -17,8 +17,8 @@ import pytest
 import torch
 from conftest import randomise
 
-from specsel.engine.dflash import Context, DFlashConfig, DFlashModel
-from specsel.engine.eagle import Eagle, EagleConfig, EagleHead, Segment
+from specsel.engine.drafters.dflash import Context, DFlashConfig, DFlashModel
+from specsel.engine.drafters.eagle import Eagle, EagleConfig, EagleHead, Segment
 
 REFERENCE = os.environ.get("SPECSEL_REFERENCE")
 pytestmark = pytest.mark.skipif(not REFERENCE, reason="SPECSEL_REFERENCE names no folder with the authors' code")

@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from specsel.engine import data, losses, start, train
-from specsel.engine.dflash import load_model
-from specsel.engine.eagle import EagleConfig, EagleHead, check_vocabulary, load_head
+from specsel.engine.drafters.dflash import load_model
+from specsel.engine.drafters.eagle import EagleConfig, EagleHead, check_vocabulary, load_head
+from specsel.engine.drafters.files import read_folder
 from specsel.engine.generate import BatchedTarget, distinct_share, generate
-from specsel.engine.layers import read_folder
 from specsel.engine.prompts import Prompt
 from specsel.engine.recipes import TrainConfig, TrainError, recipe, recipe_of, training_log
 from specsel.engine.start import earlier_drafter, exchange_vocabulary
@@ -295,7 +295,7 @@ def test_unused_slots_weigh_nothing_and_pace_weights_are_the_gradient_of_the_acc
 
 def test_accepted_counts_are_common_prefixes_with_what_follows():
     """Drafts (5, 6), (6, 9), (9, 9) after outputs 4 | 5 | 6 of 4 5 6 7: prefixes with (5, 6), (6, 7), (7,)."""
-    from specsel.engine.draft import Drafts
+    from specsel.engine.drafters.base import Drafts
 
     nothing = np.full((3, 2), np.nan)
     drafts = Drafts(np.array([[5, 6], [6, 9], [9, 9]]), np.array([2, 2, 2]), nothing, nothing)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specsel.engine.draft import Drafts
+from specsel.engine.drafters.base import Drafter, Drafts
+from specsel.engine.drafters.files import CheckpointError
+from specsel.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +37,45 @@ def combine(lookup: Drafts, fallback: Drafts, config: CascadeConfig) -> Drafts:
     )
 
 
-class Cascade:
+class Cascade(Drafter):
     """Composite drafter over two drafters that are kept up to date by whoever owns them: it has no state of its own."""
 
     name = "cascade"
-    needs_taps = False
 
-    def __init__(self, ngram, fallback, config: CascadeConfig | None = None) -> None:
+    def __init__(self, ngram: Drafter, fallback: Drafter, config: CascadeConfig | None = None) -> None:
         self.ngram, self.fallback, self.config = ngram, fallback, config or CascadeConfig(fallback=fallback.name)
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def extend(self, tokens: list[int], taps: object = None) -> None:
-        """Nothing to learn: the two parts are extended by their owner."""
+        self.parts = ("ngram", self.config.fallback)
 
     def propose(self, draft_len: int) -> Drafts:
         """One draft from the current anchor; the fallback runs only when the lookup has no long match."""
         lookup = self.ngram.propose(draft_len)
         if lookup.match_length[0] >= self.config.n_switch and lookup.proposed[0] > 0:
-            return replace(lookup, source=np.array([0]), sources=("ngram", self.config.fallback))
-        return combine(lookup, self.fallback.propose(draft_len), self.config)
+            return replace(lookup, source=np.array([0]), sources=self.parts)
+        return self.combine(lookup, self.fallback.propose(draft_len))
 
     def combine(self, lookup: Drafts, fallback: Drafts) -> Drafts:
-        """The arm's drafts from those of its two parts at the same anchors."""
+        """Row by row the lookup where its match is long enough, else the fallback."""
         return combine(lookup, fallback, self.config)
 
     def propose_all(self, tokens: list[int], n_prompt: int, taps: object, draft_len: int) -> Drafts:
         """The batched twin: both parts at every anchor, combined row by row."""
-        return self.combine(
-            *(part.propose_all(tokens, n_prompt, taps, draft_len) for part in (self.ngram, self.fallback))
+        parts = (self.ngram, self.fallback)
+        return self.combine(*(part.propose_all(tokens, n_prompt, taps, draft_len) for part in parts))
+
+
+SETTING = CascadeConfig()
+
+
+def load(target: Target, config: CascadeConfig, made: dict[str, Drafter]) -> Cascade:
+    """See `Drafter`."""
+    if config.fallback not in made:
+        raise CheckpointError(
+            f"cascade: no drafter '{config.fallback}' to fall back to; choose one of {', '.join(made)}."
         )
+    return Cascade(made["ngram"], made[config.fallback], config)
+
+
+def describe(config: CascadeConfig, tag: str | None) -> dict:
+    """See `Drafter`."""
+    kind = "ngram when its match is long enough, else the fallback"
+    return {"kind": kind, "n_switch": config.n_switch, "fallback": config.fallback}

@@ -9,25 +9,33 @@ of their own. Three paths run the same arithmetic: one block (``propose``), all 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.draft import Drafts, best_tokens, from_slots
-from specsel.engine.layers import (
-    MLP,
+from specsel.engine.drafters.base import Drafter, Drafts, best_tokens, from_slots
+from specsel.engine.drafters.files import (
     CheckpointError,
     DrafterFiles,
-    RMSNorm,
+    check_size,
+    described,
     load_strictly,
+    locate,
+    read_folder,
+)
+from specsel.engine.drafters.layers import (
+    MLP,
+    RMSNorm,
     own_taps,
     rotary,
     rotate,
     shared_scores,
     shared_values,
 )
+from specsel.engine.target import Target
 
 PACK = 64
 """Blocks that share one packed pass when all anchors of a request are drafted."""
@@ -205,7 +213,7 @@ def load_model(files: DrafterFiles) -> DFlashModel:
     return model
 
 
-class DFlash:
+class DFlash(Drafter):
     """The drafter: its model, the target's embedding and head, and the injected keys and values of one request."""
 
     name = "dflash"
@@ -286,3 +294,21 @@ def concatenate(parts: list[Drafts]) -> Drafts:
     return Drafts(
         *(np.concatenate([getattr(p, name) for p in parts]) for name in ("tokens", "proposed", "confidence", "entropy"))
     )
+
+
+SETTING = Path("data/drafters/dflash")
+
+
+def load(target: Target, folder: str | Path, made: dict[str, Drafter]) -> DFlash:
+    """See `Drafter`."""
+    model = target.model
+    drafter_model = load_model(read_folder(locate(folder))).to(model.device, model.dtype)
+    check_size("dflash", folder, drafter_model.config.hidden_size, target)
+    drafter = DFlash(drafter_model, model.model.embed_tokens.weight, model.lm_head.weight)
+    drafter.taps = tuple(drafter_model.config.taps)
+    return drafter
+
+
+def describe(folder: str | Path, tag: str | None) -> dict:
+    """See `Drafter`."""
+    return described(folder, "block diffusion, one pass", tag)

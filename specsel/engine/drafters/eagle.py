@@ -8,25 +8,34 @@ lock-step (``propose_all``), and training, which is the lock-step with the true 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.draft import Drafts, best_tokens, from_slots
-from specsel.engine.layers import (
-    MLP,
+from specsel.engine.drafters.base import Drafter, Drafts, best_tokens, from_slots
+from specsel.engine.drafters.files import (
     CheckpointError,
     DrafterFiles,
-    RMSNorm,
+    check_size,
+    described,
     load_strictly,
+    locate,
+    read_folder,
+)
+from specsel.engine.drafters.layers import (
+    MLP,
+    RMSNorm,
     own_taps,
     rotary,
     rotate,
     shared_scores,
     shared_values,
 )
+from specsel.engine.target import Target, tap_indices
 
 UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -212,7 +221,7 @@ def load_head(files: DrafterFiles) -> EagleHead:
     return head
 
 
-class Eagle:
+class Eagle(Drafter):
     """The drafter: a head, the target's embedding, and the stable keys and values of one request."""
 
     name = "eagle"
@@ -290,3 +299,23 @@ class Eagle:
         segment = Segment(slice(0, len(rows)), keys, values, visible)
         drafts = self._chains(state[rows], u[rows], rows, segment, draft_len)
         return drafts.without((rows + draft_len > self.window).cpu().numpy())
+
+
+SETTING = Path("data/drafters/eagle")
+
+
+def load(target: Target, folder: str | Path, made: dict[str, Drafter]) -> Eagle:
+    """See `Drafter`. Warns where the head can never propose the end of an answer."""
+    model = target.model
+    head = load_head(read_folder(locate(folder))).to(model.device, model.dtype)
+    check_size("eagle", folder, head.config.hidden_size, target)
+    if warning := check_vocabulary(head.d2t, head.t2d, target.eos_ids, folder):
+        warnings.warn(warning, stacklevel=2)
+    drafter = Eagle(head, model.model.embed_tokens.weight)
+    drafter.taps = head.config.eagle_aux_hidden_state_layer_ids or tap_indices(model.config.num_hidden_layers)
+    return drafter
+
+
+def describe(folder: str | Path, tag: str | None) -> dict:
+    """See `Drafter`."""
+    return described(folder, "EAGLE-3 head, greedy chain", tag)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsel.engine.draft import NO_TOKEN, Drafts
+from specsel.engine.drafters.base import NO_TOKEN, Drafter, Drafts
+from specsel.engine.target import Target
 
 CONTEXT_CAP = 8
 """Longest suffix match that ``context.match_length`` tells apart."""
@@ -64,11 +65,10 @@ class SuffixIndex:
         return self.tokens[start : start + limit]
 
 
-class Ngram:
+class Ngram(Drafter):
     """The lookup drafter; state = the index over the committed text of one request."""
 
     name = "ngram"
-    needs_taps = False
 
     def __init__(self, config: NgramConfig | None = None, eos_ids: tuple[int, ...] = ()) -> None:
         self.config, self.eos = config or NgramConfig(), set(eos_ids)
@@ -132,3 +132,16 @@ def suffix_match_lengths(tokens: list[int], n_prompt: int) -> np.ndarray:
         index.extend([token])
         lengths.append(index.match_length())
     return np.array(lengths, dtype=int)
+
+
+SETTING = NgramConfig()
+
+
+def load(target: Target, config: NgramConfig, made: dict[str, Drafter]) -> Ngram:
+    """See `Drafter`."""
+    return Ngram(config, target.eos_ids)
+
+
+def describe(config: NgramConfig, tag: str | None) -> dict:
+    """See `Drafter`."""
+    return {"kind": "longest suffix, most recent occurrence", "n_min": config.n_min, "n_max": config.n_max}

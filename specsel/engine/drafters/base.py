@@ -1,4 +1,4 @@
-"""What every drafter returns: drafts as arrays, one row per anchor, with the statistics of the drafter's own
+"""What every drafter is and returns: drafts as arrays, one row per anchor, with the statistics of the drafter's own
 distribution."""
 
 from __future__ import annotations
@@ -72,6 +72,38 @@ class Drafts:
             confidence=np.where(hide, np.nan, self.confidence),
             entropy=np.where(hide, np.nan, self.entropy),
         )
+
+
+class Drafter:
+    """A drafter of one request at a time. Its module, named in the registry (`specsel.engine.pool`), has besides the
+    class: ``SETTING``, what it is made from unless told otherwise (a folder of weights, or a record);
+    ``load(target, setting, made)``, the drafter, which may build on those ``made`` before it; and
+    ``describe(setting, tag)``, what a manifest says of it.
+    """
+
+    name = ""
+    needs_taps = False  # does it read hidden states of the target?
+    taps: tuple[int, ...] = ()  # which ones, by layer
+    columns: torch.Tensor | None = None  # of the states that the whole pool reads, its own; None: all
+    parts: tuple[str, ...] = ()  # drafters whose drafts a composite one hands on, see `combine`
+
+    def reset(self) -> None:
+        """Forgets the request."""
+
+    def extend(self, tokens: list[int], taps: object = None) -> None:
+        """Takes newly committed tokens, and the target's hidden states at the tokens that were processed."""
+
+    def propose(self, draft_len: int) -> Drafts:
+        """One draft from the current anchor, as Drafts with a single row."""
+        raise NotImplementedError
+
+    def propose_all(self, tokens: list[int], n_prompt: int, taps: object, draft_len: int) -> Drafts:
+        """The batched twin: one draft per output position that has a successor, anchors n_prompt .. len(tokens) - 2."""
+        raise NotImplementedError
+
+    def combine(self, *drafts: Drafts) -> Drafts:
+        """The drafts of a composite arm from those of its ``parts`` at the same anchors."""
+        raise NotImplementedError
 
 
 def from_slots(tokens: Tensor, confidence: Tensor, entropy: Tensor, draft_len: int) -> Drafts:

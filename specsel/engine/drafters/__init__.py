@@ -1,0 +1,1 @@
+"""The drafters: a module each, named in the registry of `specsel.engine.pool`."""

@@ -1,0 +1,63 @@
+"""Pieces that both neural drafters share: norms, rotary positions, SwiGLU, grouped attention over segments."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm computed in fp32, whatever the input precision."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).to(x.dtype)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(size, inner, bias=False), nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rotary(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cos and sin tables (n, 1, dim) in fp32 of plain rotary embedding with base ``theta``."""
+    inverse = theta ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
+    angle = positions.float()[:, None] * inverse
+    return torch.cat([angle, angle], -1).cos()[:, None], torch.cat([angle, angle], -1).sin()[:, None]
+
+
+def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Applies rotary tables to x (n, heads, dim)."""
+    half = x.shape[-1] // 2
+    return (x * table[0] + torch.cat([-x[..., half:], x[..., :half]], -1) * table[1]).to(x.dtype)
+
+
+def shared_scores(q: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
+    """Scaled scores (kv, groups, A, S) in fp32 of queries (A, heads, d) against keys (S, kv, d); hidden where
+    ``visible`` (A, S) is False."""
+    kv = keys.shape[1]
+    grouped = q.unflatten(1, (kv, -1)).permute(1, 2, 0, 3)  # kv, groups, A, d
+    scores = (grouped.flatten(1, 2) @ keys.permute(1, 2, 0)).unflatten(1, grouped.shape[1:3])
+    return (scores.float() / q.shape[-1] ** 0.5).masked_fill(~visible, float("-inf"))
+
+
+def shared_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Weighted values (A, heads * d) for weights (kv, groups, A, S) and values (S, kv, d)."""
+    mixed = weights.flatten(1, 2).to(values.dtype) @ values.transpose(0, 1)
+    return mixed.unflatten(1, weights.shape[1:3]).permute(2, 0, 1, 3).flatten(1)
+
+
+def own_taps(taps: Tensor, columns: Tensor | None) -> Tensor:
+    """A drafter's columns of the target's taps (m, n H); None: all of them."""
+    return taps if columns is None else taps[:, columns.to(taps.device)]
