@@ -26,7 +26,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from specsel.paper.charts import MIME
 from specsel.paper.claims import cite, read_claims
-from specsel.paper.ledger import grid, mark
+from specsel.paper.show import grid, mark
 
 VEGA_LITE = "6.4"
 ASSETS = Path(__file__).parent / "assets"
