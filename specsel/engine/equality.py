@@ -14,8 +14,8 @@ from tqdm import tqdm
 from specsel import logs
 from specsel.engine.decode import Decoder, Trace, always, plain
 from specsel.engine.generate import choice_rule
-from specsel.engine.harness import cpu_name
 from specsel.engine.prompts import encode, load_prompts
+from specsel.engine.provenance import cpu_name
 from specsel.engine.target import Features, Target
 from specsel.logs import PositionLog, SpecselError
 

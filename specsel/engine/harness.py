@@ -11,28 +11,24 @@ or spread over Ray workers, are byte-identical to those of a run in one go.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import json
 import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm import tqdm
 
 from specsel import logs
 from specsel.engine.drafters.base import Drafts
 from specsel.engine.drafters.ngram import suffix_match_lengths
 from specsel.engine.generate import BatchedTarget, Generation, choice_rule, generate, is_looping
-from specsel.engine.prompts import Prompt, encode, is_published, load_prompts, prompts_sha256, workloads_in
+from specsel.engine.prompts import Prompt, encode, load_prompts, workloads_in
+from specsel.engine.provenance import now, settings_of
 from specsel.engine.target import Target
 from specsel.logs import SpecselError
 
@@ -89,7 +85,7 @@ def collect(
     """
     if executor not in ("local", "ray"):
         raise CollectError(f"executor '{executor}' is unknown; choose local or ray.")
-    settings, parts = _settings(target, config, drafters or {}), out.parent / f".{out.name}.parts"
+    settings, parts = settings_of(target, config, drafters or {}), out.parent / f".{out.name}.parts"
     if (out / "manifest.json").is_file():
         _same(logs.read_log(out).manifest, settings, f"{out}: the run is complete, and was collected", SETTINGS)
         shutil.rmtree(parts, ignore_errors=True)
@@ -99,7 +95,7 @@ def collect(
         started = _same_settings(parts, settings)
         collector = Collector(target, pool, config, parts)
         _score_all(collector, executor, workers)
-        _merge(collector, out, settings | {"started": started, "finished": _now()})
+        _merge(collector, out, settings | {"started": started, "finished": now()})
         shutil.rmtree(parts, ignore_errors=True)
     return out
 
@@ -325,7 +321,7 @@ def _same_settings(parts: Path, settings: dict) -> str:
             saved = json.loads(path.read_text(encoding="utf-8"))
             _same(saved["settings"], settings, f"{parts}: the unfinished run was started", (*SETTINGS, *ROUNDING))
             return saved["started"]
-    started = _now()
+    started = now()
     logs.write_bytes_atomically(path, json.dumps({"started": started, "settings": settings}).encode())
     return started
 
@@ -334,73 +330,3 @@ def _same(saved: dict, settings: dict, what: str, names: tuple[str, ...]) -> Non
     for name in names:
         if saved.get(name) != json.loads(json.dumps(settings[name])):
             raise CollectError(f"{what} with another '{name}'; use the same settings, or remove the folder.")
-
-
-def _settings(target: Target, config: CollectConfig, drafters: dict) -> dict:
-    prompts = config.by_workload()
-    template = target.tokenizer.chat_template or ""
-    return {
-        "draft_len": config.draft_len,
-        "max_new_tokens": config.max_new,
-        "decoding": {
-            "mode": "sampled" if config.temperature else "greedy",
-            "temperature": config.temperature,
-            "seed": config.seed,
-        },
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-        "target": {
-            "name": target.name,
-            "sha256": target.sha256,
-            "chat_template_sha256": logs.sha256_of(template.encode()),
-        },
-        "drafters": drafters,
-        "versions": {name: version(name) for name in ("torch", "transformers", "numpy")}
-        | {"python": platform.python_version()},
-        "hardware": {
-            "cpu": cpu_name(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "threads": torch.get_num_threads(),
-        },
-        "prompts": {
-            w: {
-                "file": f"{w}.eval.jsonl",
-                "sha256": prompts_sha256(w, "eval", config.prompts),
-                "count": len(found),
-                "published": is_published(w, "eval"),
-            }
-            for w, found in prompts.items()
-        },
-        "first_prompt": _first_prompt(target.tokenizer, [p for found in prompts.values() for p in found]),
-        "git_commit": git_commit(),
-    }
-
-
-def _first_prompt(tokenizer, prompts: list[Prompt]) -> dict:
-    """The outermost token ids of the run's first prompt and the hash of the tokenizer that made them: two runs that
-    differ there have had different prompts."""
-    ids = encode(tokenizer, prompts[0]) if prompts else []
-    made_by = getattr(tokenizer, "backend_tokenizer", None)
-    return {
-        "first_ids": ids[:8],
-        "last_ids": ids[-8:],
-        "tokenizer_sha256": logs.sha256_of(made_by.to_str().encode()) if made_by else None,
-    }
-
-
-def cpu_name() -> str:
-    """Model name of the processor, as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def git_commit() -> str | None:
-    """Commit of the working tree that ran, None outside a repository."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    return done.stdout.strip() or None
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

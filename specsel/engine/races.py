@@ -13,7 +13,7 @@ from tqdm import tqdm
 from specsel import logs
 from specsel.engine.decode import Decide, always, plain, redrafting
 from specsel.engine.equality import decoder_of, logged_requests
-from specsel.engine.harness import cpu_name
+from specsel.engine.provenance import cpu_name
 from specsel.engine.target import Features
 from specsel.logs import SpecselError
 from specsel.selection.selector import Selector

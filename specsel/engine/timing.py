@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from specsel import logs
 from specsel.engine.generate import greedy
-from specsel.engine.harness import cpu_name
+from specsel.engine.provenance import cpu_name
 from specsel.engine.target import Features, cache_length, keep
 from specsel.engine.verify import accept, attention_mask, merge
 
