@@ -15,14 +15,6 @@ settings.load_profile("checks")
 collect_ignore = [] if find_spec("torch") else ["engine"]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """The cells of the notebooks, which nbval collects and compares with what they store, are slow tests."""
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture
 def specsel(monkeypatch, capsys):
     """Run one command line; returns (exit status, stdout, stderr)."""
@@ -37,3 +29,34 @@ def specsel(monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    """The book as `make book` renders it, from the committed run: its working folder."""
+    return _built(tmp_path_factory.mktemp("measured"), None)
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory):
+    """The book of somebody else's small pool, without confidences and timings: its working folder."""
+    from test_notebooks import foreign_log
+
+    work = tmp_path_factory.mktemp("foreign")
+    return _built(work, foreign_log(work / "log"), n_resamples=100, policy_resamples=100, seeds=2, tuned=False)
+
+
+def _built(work, run, **parameters):
+    """A working folder of the whole book, every notebook executed once."""
+    from specsel.paper.build import build_book
+
+    (work / "said").write_text("", encoding="utf-8")
+    with open(work / "said", "a", encoding="utf-8") as said:
+        build_book(run, parameters=parameters, work=work, say=lambda line: print(line, file=said, flush=True))
+    return work
+
+
+@pytest.fixture(scope="session", params=["measured", "foreign"])
+def built(request):
+    """Either book."""
+    return request.getfixturevalue(request.param)

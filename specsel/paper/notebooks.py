@@ -98,7 +98,7 @@ def warnings_of(notebook: Mapping[str, Any]) -> Iterator[str]:
 
 def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) -> dict[str, Any]:
     """A copy without what changes from run to run: times, ids, text on stderr, widget state; code cells are counted
-    from 1 (nbval takes a cell without a number for one that never ran).
+    from 1.
 
     for_book: hide the cell of injected parameters, fold the defaults, leave of a cell of prose what it says; else drop
     the injected cell, as the repository stores it.

@@ -1,4 +1,4 @@
-"""Claims as a reader sees them: a sentence's number, a table, the same in JupyterLab, papermill's output and the book."""
+"""Claims as a reader sees them, in sentences and tables: the same in JupyterLab, papermill's output and the book."""
 
 from __future__ import annotations
 
