@@ -6,14 +6,15 @@ as text) or from a reader who edits the cell. Whatever is wrong with one is said
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from specsel.costs import Costs, load_costs
 from specsel.logs import CONTEXT, STATS, PositionLog, SpecselError, located, project_folder, read_log
@@ -22,121 +23,71 @@ from specsel.paper.ledger import Ledger, open_ledger
 from specsel.paper.notebooks import notebook_parameters
 from specsel.stats import Resampling
 
-FEATURES = (*STATS, *CONTEXT)
-
 
 class ParameterError(SpecselError):
     """A parameter of a chapter that has an unknown name or a value that it cannot have."""
 
 
-def _parsed(value: object) -> object:
-    """Text that is JSON as what it says: papermill's command line passes lists as text."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+def _different(items: list) -> list:
+    if len(set(items)) < len(items):
+        raise ValueError("items should be different")
+    return items
 
 
-def _number(allowed: str, right: Callable[[float], bool], kind: type = float) -> Any:
-    """A parameter that is a number (of `kind`) for which `right` holds; `allowed` says so in words."""
-
-    def check(value: object) -> float | int:
-        found = _parsed(value)
-        number = isinstance(found, (int, float)) and not isinstance(found, bool)
-        if not number or not right(found) or (kind is int and found != int(found)):
-            raise ValueError(allowed)
-        return kind(found)
-
-    return Annotated[kind, BeforeValidator(check)]
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, (str, Path)) or not str(value).strip():
-        raise ValueError("a name or path, as text")
-    return str(value)
-
-
-def _flag(value: object) -> bool:
-    found = _parsed(value.lower() if isinstance(value, str) else value)
-    if not isinstance(found, bool):
-        raise ValueError("true or false")
-    return found
-
-
-def _items(value: object, allowed: str) -> list:
-    """A list, also one that comes as JSON or with commas."""
-    found = _parsed(value)
-    if isinstance(found, str):
-        found = [_parsed(part.strip()) for part in found.split(",")]
-    if isinstance(found, (int, float)) and not isinstance(found, bool):
-        found = [found]
-    if not isinstance(found, (list, tuple)) or not len(found) or len(set(map(str, found))) < len(found):
-        raise ValueError(allowed)
-    return list(found)
-
-
-def _names(value: object) -> tuple[str, ...]:
-    allowed = "a list of different names, at least one"
-    found = _items(value, allowed)
-    if not all(isinstance(item, str) and item for item in found):
-        raise ValueError(allowed)
-    return tuple(found)
-
-
-def _features(value: object) -> tuple[str, ...]:
-    found = _names(value)
-    if set(found) - set(FEATURES):
-        raise ValueError(f"a list of one or more of {', '.join(FEATURES)}")
-    return found
-
-
-def _shares(value: object) -> tuple[float, ...]:
-    allowed = "a list of different numbers between 0 and 1, at least one"
-    found = _items(value, allowed)
-    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1 for x in found):
-        raise ValueError(allowed)
-    return tuple(sorted(float(x) for x in found))
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-Features = Annotated[tuple[str, ...], BeforeValidator(_features)]
-Shares = Annotated[tuple[float, ...], BeforeValidator(_shares)]
-Count = _number("a whole number, 1 or more", lambda x: x >= 1, int)
-Seed = _number("a whole number, 0 or more", lambda x: x >= 0, int)
-Share = _number("a number between 0 and 1", lambda x: 0 <= x <= 1)
-Inside = _number("a number above 0 and below 1", lambda x: 0 < x < 1)
-Price = _number("a number, 0 or more", lambda x: 0 <= x < float("inf"))
+Count, Seed = Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]
+Share, Inside = Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(gt=0, lt=1)]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+Several = (Field(min_length=1), AfterValidator(_different))
 
 
 class Parameters(BaseModel):
     """Every parameter that a chapter can have; None where it may be left to the log."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    run: Text = "data/runs/campaign"  # folder of the log
-    arms: Names | None = None  # arms of the pool; None: all of the log
-    workloads: Names | None = None  # None: all of the log
+    run: Name = "data/runs/campaign"  # folder of the log
+    arms: Annotated[list[Name], *Several] | None = None  # arms of the pool; None: all of the log
+    workloads: Annotated[list[Name], *Several] | None = None  # None: all of the log
     draft_len: Count | None = None  # cap on drafted tokens per block; None: that of the log
     level: Inside = 0.95  # nominal coverage of every interval
     n_resamples: Count = 10_000
     seed: Seed = 7
     threshold: Share | None = None  # probability from which a block is redrafted; None: chosen without the held-out one
-    thresholds: Shares | None = None  # probabilities to choose from
-    features: Features | None = None  # what the selector reads
+    thresholds: Annotated[list[Share], *Several] | None = None  # probabilities to choose from
+    features: Annotated[list[Literal[*STATS, *CONTEXT]], *Several] | None = None  # what the selector reads
     rho: Price = 0.1  # price of a draft, in verifications
     alpha: Price = 0.0  # price of each further verification of a redraft, in verifications
     train_share: Inside = 0.5  # share of the requests that policies are tuned on
     seeds: Count = 20  # repetitions of policies that draw
     policy_resamples: Count = 20_000
-    tuned: Flag = True
-    low_precision: Text = "_bf16*"  # ending of runs beside this one, here and below
-    sampled: Text = "_t*"
-    sweep: Text = "_sweep_*"
-    coverage_study: Text = "data/studies/coverage.json"
-    reported: Text = "data/reported/original_study.csv"
-    drafters: Text = "data/drafters"
+    tuned: bool = True
+    low_precision: Name = "_bf16*"  # ending of runs beside this one, here and below
+    sampled: Name = "_t*"
+    sweep: Name = "_sweep_*"
+    coverage_study: Name = "data/studies/coverage.json"
+    reported: Name = "data/reported/original_study.csv"
+    drafters: Name = "data/drafters"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def parsed(cls, value: object, info: ValidationInfo) -> object:
+        """Numbers, lists and words of the command line of papermill, which passes them as text."""
+        kind = str(cls.model_fields[info.field_name].annotation)
+        if isinstance(value, str) and "str" not in kind and "list" not in kind:
+            return _json(value)
+        if "list" in kind and isinstance(value, str):
+            found = _json(value)
+            return [_json(part.strip()) for part in value.split(",")] if isinstance(found, str) else found
+        return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def _json(text: str) -> object:
+    """What a text says as JSON (or as Python writes None, True, False), else the text."""
+    words = {"None": None, "True": True, "False": False}
+    with contextlib.suppress(ValueError):
+        return words[text] if text in words else json.loads(text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -220,15 +171,14 @@ def checked(values: Mapping[str, Any]) -> Parameters:
     """The values as parameters; ParameterError names the first wrong one, what came, and what is allowed.
 
     >>> checked({"arms": '["a", "b"]', "level": "0.9"}).arms
-    ('a', 'b')
+    ['a', 'b']
     """
     try:
         return Parameters(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0])
-        allowed = str(first["ctx"]["error"]) if "ctx" in first else "one of " + ", ".join(Parameters.model_fields)
-        raise ParameterError(f"parameter '{name}' is {values[name]!r}; expected {allowed}") from None
+        name, allowed = str(first["loc"][0]), first["msg"].removeprefix("Value error, ")
+        raise ParameterError(f"parameter '{name}' is {values[name]!r}: {allowed[0].lower()}{allowed[1:]}") from None
 
 
 def _known(parameter: str, asked: Sequence[str] | None, there: Sequence[str]) -> None:
