@@ -102,6 +102,13 @@ def test_every_word_of_the_vocabulary_is_explained():
         assert word in text, word
 
 
+def test_the_example_of_the_data_card_is_a_log(tmp_path):
+    lines = re.search(r"```json\n(.*?)```", (ROOT / "book/data_card.md").read_text("utf-8"), re.DOTALL).group(1)
+    (tmp_path / "example.jsonl").write_text(lines, encoding="utf-8")
+    log = read_log(tmp_path / "example.jsonl")
+    assert log.complete and log.arms == ("lookup", "head") and log.workloads == ("sql",)
+
+
 # ---- built books
 
 
