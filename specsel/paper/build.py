@@ -188,9 +188,11 @@ def run_notebooks(
         for running in [pool.submit(job, *arguments) for arguments in jobs]:
             try:
                 running.result()
-            except BaseException:
+            except BaseException as error:
                 pool.shutdown(wait=False, cancel_futures=True)
                 stop_kernels()
+                if isinstance(error, KeyboardInterrupt):
+                    say("stopped; the pages are as they were")
                 raise
 
 

@@ -46,7 +46,7 @@ def mark(claim: Claim, text: str, notebook: str, *, markdown: bool = False) -> s
     clean = [(kind, html.escape(part, quote=False)) for kind, part in parts if part]  # a line may break between parts
     inside = " ".join(f'<span class="claim-{kind}">{escaped(p) if markdown else p}</span>' for kind, p in clean)
     origin, name = (html.escape(item, quote=True) for item in (describe_origin(claim), f"{notebook}.{claim.name}"))
-    return f'<span class="claim" title="{origin}" data-claim="{name}">{inside}</span>'
+    return f'<span class="claim" tabindex="0" title="{origin}" data-claim="{name}">{inside}</span>'
 
 
 def grid(
