@@ -344,14 +344,13 @@ def print_pdf(work: Path, pages: Path, browser: str) -> Path:
 # ---- what the repository stores
 
 
-def headline_table(ledger: Mapping[str, Mapping[str, Any]]) -> str:
-    """The headline claims that the first page cites, as the README shows them; ledger: the content of claims.json."""
-    cited = [
-        {k: v for k, v in entry.items() if k != "cited_in"} for entry in ledger.values() if FIRST in entry["cited_in"]
-    ]
-    claims = sorted((Claim.from_dict(entry) for entry in cited if entry["headline"]), key=lambda claim: claim.name)
-    rows = [f"| {claim.name.replace('_', ' ')} | {render(claim, counts=True)} |" for claim in claims]
-    return "\n".join(["| figure | value with interval, label, requests |", "|---|---|", *rows])
+def headline_table(ledger: Mapping[str, Mapping[str, Any]], page: str) -> str:
+    """The questions of the first page with their answers, as the README shows them; ledger: the content of claims.json,
+    page: the source of the first page."""
+    asked = re.findall(r"^\| (.+?) \| \{claim\}`([^`]+)` \|$", page, re.MULTILINE)
+    answers = [{k: v for k, v in ledger[name].items() if k != "cited_in"} for _, name in asked]
+    rows = [f"| {q} | {render(Claim.from_dict(a), counts=True)} |" for (q, _), a in zip(asked, answers, strict=True)]
+    return "\n".join(["| question | value with interval, label, requests |", "|---|---|", *rows])
 
 
 def readme_parts(text: str) -> tuple[str, str, str]:
@@ -371,7 +370,8 @@ def refresh(root: str | Path | None = None, say: Say = say_on_stderr) -> None:
         write_notebook(path, clean_notebook(read_notebook(root / "_build/run" / path.name), path.stem, for_book=False))
     readme = root / "README.md"
     before, _, after = readme_parts(readme.read_text("utf-8"))
-    table = headline_table(json.loads((page.parent / "claims.json").read_text("utf-8")))
+    first = (root / FIRST).with_suffix(".md").read_text("utf-8")
+    table = headline_table(json.loads((page.parent / "claims.json").read_text("utf-8")), first)
     readme.write_text(f"{before}{README[0]}\n\n{table}\n\n{README[1]}{after}", encoding="utf-8")
 
 

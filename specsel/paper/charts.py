@@ -171,16 +171,14 @@ def dots(
     group: str | None = None,
     order: Any = None,
     text: str | None = None,
-    at: float | None = None,
     percent: bool | None = None,
     reference: float | None = None,
 ) -> alt.LayerChart:
     """A dot with its interval per row, in the order of the table.
 
     group: column that decides colour and shape, order: all of its names (or a log, for arms); text: column that is
-    written beside the dot; at: a dashed line.
+    written beside the dot; reference: a dashed line.
     """
-    at = reference if at is None else at
     percent = _per_cent(table, percent)
     table, note = rows_of(table, [value])
     form = ".1%" if percent else ".3~f"
@@ -192,7 +190,7 @@ def dots(
         if group != label and table.duplicated([label]).any():
             base = base.encode(yOffset=alt.YOffset(f"{group}:N", sort=order_of(table, group)))
     shown = tips([label, *([group] if group else [])], [c for c in (value, low, high) if c in table], form)
-    layers = [_line(at, x="at:Q")] if at is not None else []
+    layers = [_line(reference, x="at:Q")] if reference is not None else []
     layers += [
         base.mark_rule(strokeWidth=2).encode(x=x, x2=f"{high}:Q", color=colour),
         base.mark_point(size=80, filled=True, opacity=1).encode(
@@ -206,7 +204,8 @@ def dots(
         layers.append(beside.encode(x=f"{value}:Q", text=f"{text}:N"))
     keys = [label, *([group] if group and group != label else [])]
     words = f"{title}. {axis}, with intervals. {say(table, keys, value, low, high, most=30)}."
-    return finish(alt.layer(*layers), title, words, note, max(80, 28 * table[label].nunique()))
+    height = max(80, 28 * table[label].nunique(), 14 * len(table) if group else 0)
+    return finish(alt.layer(*layers), title, words, note, height)
 
 
 def _line(at: float, **where: str) -> alt.Chart:
@@ -227,14 +226,12 @@ def lines(
     log_x: bool = False,
     percent: bool | None = None,
     whole_x: bool = False,
-    at: float | None = None,
     reference: float | None = None,
 ) -> alt.LayerChart:
     """One line with a band per series; columns x, y, low, high, series.
 
-    percent and diagonal fix the vertical range to 0..1; at is a horizontal dashed line; order as in `dots`.
+    percent and diagonal fix the vertical range to 0..1; reference is a horizontal dashed line; order as in `dots`.
     """
-    at = reference if at is None else at
     percent = _per_cent(table, percent)
     table, note = rows_of(table, [x, y])
     base = alt.Chart(data(table))
@@ -252,7 +249,7 @@ def lines(
         ),
     ]
     layers += [_dashed({"a": [0.0, 1.0], "b": [0.0, 1.0]}, x="a:Q", y="b:Q")] if diagonal else []
-    layers += [_line(at, y="at:Q")] if at is not None else []
+    layers += [_line(reference, y="at:Q")] if reference is not None else []
     last = say(table.groupby(series, sort=False).tail(1), [series], y)
     words = f"{title}. {y_axis} against {x_axis}, with bands. Last points: {last}."
     return finish(alt.layer(*layers), title, words, note, 280)
