@@ -128,7 +128,7 @@ def test_the_values_of_a_chart_stand_in_a_table_without_its_reference_lines():
     }
     tables = list(sphinxext.data_tables({"datasets": data}))
     assert len(tables) == 1
-    assert "<td>&lt;a&gt;</td><td>0.1235</td><td>0.1</td><td>&ndash;</td>" in tables[0]
+    assert re.findall("<td>(.*?)</td>", tables[0])[:4] == ["&lt;a&gt;", "0.1235", "0.1", "–"]
 
 
 def test_scripts_that_need_a_network_are_dropped():

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import vl_convert
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -51,7 +51,6 @@ class ClaimRole(SphinxRole):
             log.warning("no claim for {claim}`%s`: %s", self.text, error.args[0], location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
         notebook = self.text.strip().partition(".")[0]
-        _depends(self.env, notebook)
         return [nodes.raw("", mark(found, text, notebook), format="html")], []
 
 
@@ -75,42 +74,20 @@ class ClaimTable(SphinxDirective):
             return []
         rows, columns = self.options.get("rows"), self.options.get("columns")
         table = grid(found, rows, columns, corner=self.options.get("corner", ""), notebook=notebook)
-        _depends(self.env, notebook)
         return [nodes.raw("", table.html, format="html")]
-
-
-def _depends(env: BuildEnvironment, notebook: str) -> None:
-    """The present page depends on a claims file."""
-    env.note_dependency(str((Path(env.srcdir) / env.config.specsel_values_dir / f"{notebook}.json").resolve()))
 
 
 def note_cited(app: Sphinx, doctree: nodes.document) -> None:
     """Claims that a page shows, by a role, by a directive, or in the outputs of its cells."""
     names = (name for node in doctree.findall(nodes.raw) for name in DATA_CLAIM.findall(node.astext()))
-    _cited(app.env)[app.env.docname] = set(map(html.unescape, names))
-
-
-def _cited(env: BuildEnvironment) -> dict[str, set[str]]:
-    """Page name -> claims that it cites; kept in the environment between builds."""
-    if not hasattr(env, "specsel_cited"):
-        env.specsel_cited = {}
-    return env.specsel_cited
+    app.config.specsel_cited.setdefault(app.env.docname, set()).update(map(html.unescape, names))
 
 
 def load_claims(app: Sphinx, config: Any) -> None:
     """Read the claims files and point MathJax to the local file."""
     config.specsel_claims = read_claims(Path(app.srcdir) / config.specsel_values_dir)
+    config.specsel_cited = {}  # page -> claims that it shows; a book is always built afresh
     config.mathjax_path = "tex-svg.js"
-
-
-def purge_page(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
-    """Forget what a page cited before it is read again."""
-    _cited(env).pop(docname, None)
-
-
-def merge_pages(app: Sphinx, env: BuildEnvironment, docnames: Any, other: BuildEnvironment) -> None:
-    """Take over what a parallel reader found."""
-    _cited(env).update(_cited(other))
 
 
 def write_ledger(app: Sphinx, error: Exception | None) -> None:
@@ -118,7 +95,7 @@ def write_ledger(app: Sphinx, error: Exception | None) -> None:
     if error or app.builder.format != "html":
         return
     where: dict[str, list[str]] = {}
-    for page, keys in sorted(_cited(app.env).items()):
+    for page, keys in sorted(app.config.specsel_cited.items()):
         for key in keys:
             where.setdefault(key, []).append(page)
     entries = {
@@ -149,13 +126,7 @@ class VegaMime:
         """A chart node for our MIME type, None for everything else."""
         if inline or data.mime_type != MIME:
             return None
-        return [
-            chart(
-                spec=json.dumps(
-                    data.content, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False
-                )
-            )
-        ]
+        return [chart(spec=json.dumps(data.content, sort_keys=True, ensure_ascii=False, allow_nan=False))]
 
 
 def visit_chart(self: Any, node: chart) -> None:
@@ -191,24 +162,11 @@ def data_tables(spec: dict[str, Any]) -> Iterator[str]:
     """
     tables = [rows for rows in spec.get("datasets", {}).values() if len(rows) > 2 or any(len(row) > 2 for row in rows)]
     for number, rows in enumerate(tables, start=1):
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        body = "".join(
-            "<tr>" + "".join(f"<td>{_cell(row.get(key))}</td>" for key in columns) + "</tr>"
-            for row in rows[:SHOWN_ROWS]
-        )
-        head = "".join(f'<th scope="col">{html.escape(key.replace("_", " "))}</th>' for key in columns)
         part = f", part {number} of {len(tables)}" if len(tables) > 1 else ""
         more = f" (first {SHOWN_ROWS} of {len(rows)} rows)" if len(rows) > SHOWN_ROWS else ""
-        yield (
-            f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>"
-        )
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "&ndash;"
-    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+        frame = pd.DataFrame(rows[:SHOWN_ROWS]).rename(columns=lambda name: name.replace("_", " "))
+        table = frame.to_html(index=False, border=0, na_rep="–", float_format="{:.4g}".format)
+        yield f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>{table}</details>'
 
 
 def skip_node(self: Any, node: nodes.Element) -> None:
@@ -249,6 +207,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the role, the nodes and the handlers."""
     app.add_config_value("specsel_values_dir", "../values", "env")
     app.add_config_value("specsel_claims", {}, "")
+    app.add_config_value("specsel_cited", {}, "")
     app.add_role("claim", ClaimRole())
     app.add_directive("claims", ClaimTable)
     app.add_node(
@@ -256,10 +215,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     )
     app.connect("config-inited", load_claims)
     app.connect("builder-inited", write_static)
-    app.connect("env-purge-doc", purge_page)
     app.connect("doctree-read", note_cited)
-    app.connect("env-merge-info", merge_pages)
     app.connect("html-page-context", page_assets)
     app.connect("build-finished", write_ledger)
     app.add_css_file("book.css")
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}
