@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from specsel.policies.plain import UCB1, FollowTheLeader
-from specsel.replay.replay import fixed, oracle_dp, replay
-from specsel.study.policies import compare, split_requests
+from specsel.replay import fixed, oracle_dp, per_request, replay
+from specsel.stats import Resampling, by
+from specsel.study.policies import policy_table, split_requests
 from specsel.study.simulation import Model, simulate_positions
 
 PASSAGES = ((0.0, 0.0, 0.0, 0.0), (0.5, -0.5, 2.5, 0.3))
@@ -86,7 +87,9 @@ def table(n_seeds, *, tuned):
     log, rng = campaign(), np.random.default_rng(7)
     train, test = split_requests(log, share=0.5, rng=rng) if tuned else (log, log)
     start, before = time.perf_counter(), used()
-    found = compare(train, test, rng=rng, seeds=range(n_seeds), tuned=tuned, workers=2)
+    found, runs = policy_table(train, test, seeds=range(n_seeds), tune=tuned, workers=2)
+    efficiency = {name: lambda s, name=name: s.tokens / s["blocks", name] for name in runs}
+    by(per_request(test, runs), efficiency, groups=["all"], resampling=Resampling(20_000))
     wall, spent = time.perf_counter() - start, used() - before
     kinds = ", ".join(f"{n} {name or 'without feedback'}" for name, n in found.groupby("feedback").size().items())
     print(
@@ -96,7 +99,7 @@ def table(n_seeds, *, tuned):
         f"{spent / 2:.0f} s on two free cores; {wall:.0f} s of wall clock here",
         flush=True,
     )
-    return found
+    return found.assign(block_efficiency=[run.block_efficiency for run in runs.values()])
 
 
 if __name__ == "__main__":

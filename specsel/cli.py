@@ -210,6 +210,7 @@ def replay_command(
 
     Example: specsel replay data/runs/campaign --policy hedgespec --feedback delayed
     """
+    from specsel.costs import load_costs
     from specsel.policies.catalogue import policy_by_name
     from specsel.replay import follow, replay
     from specsel.selection.route import selector_plan
@@ -221,7 +222,7 @@ def replay_command(
         found = follow(log, selector_plan(log, selector))
     else:
         options = {"feedback": feedback and str(feedback), "reset": str(reset), "seed": seed}
-        found = replay(log, policy_by_name(policy, log), name=policy, **options)
+        found = replay(log, policy_by_name(policy, log, costs=load_costs(run)), name=policy, **options)
     by_workload = found.by_workload()
     rows = [["workload", "requests", "blocks", "emitted", "block efficiency", *log.arms]]
     for name, r in by_workload.items():

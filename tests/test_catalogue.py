@@ -4,28 +4,24 @@ import itertools
 import json
 import os
 import pickle
-from dataclasses import dataclass, replace
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_replay import log_of, scalar_leader
+from test_replay import log_of, replay_seeds, scalar_leader
 
+from specsel.costs import read_costs
 from specsel.logs import LogWarning, SpecselError
 from specsel.logs.importers import read_specdecode_bench
-from specsel.policies.catalogue import (
-    ALIASES,
-    GRIDS,
-    PERSISTENT,
-    PLANS,
-    describe,
-    learner_names,
-    lookup_arm,
-    policy_by_name,
-)
-from specsel.policies.plain import FollowTheLeader
-from specsel.replay.policy import Policy
-from specsel.replay.replay import Plan, replay, replay_seeds
+from specsel.policies import contextual, plain
+from specsel.policies.catalogue import CATALOGUE, PLANS, allowed, describe, lookup_arm, policy_by_name
+from specsel.policies.plain import EMAPerCost, FollowTheLeader
+from specsel.replay import Plan, Policy, fixed, follow, oracle_plan, replay
+from specsel.study.policies import feedback_kinds, play
 from specsel.study.simulation import Model, simulate_positions
 
 EXTERNAL = Path(os.environ.get("SPECSEL_SPECDECODE_BENCH", "no folder was named"))
@@ -246,15 +242,113 @@ def simulated():
 
 
 def test_every_name_replays_under_every_feedback_it_takes(simulated):
-    for name in (*PLANS, *learner_names(), *ALIASES, *(f"fixed:{a}" for a in simulated.arms)):
+    others = [name for row in CATALOGUE.values() for name in row.also]
+    for name in (*PLANS, *CATALOGUE, *others, *(f"fixed:{a}" for a in simulated.arms)):
         policy = policy_by_name(name, simulated)
-        kinds = {"every arm": ("full", "delayed"), "either": ("bandit", "full", "delayed")}.get(
-            getattr(policy, "sees", ""), ("bandit",)
-        )
-        for feedback in kinds:
+        for feedback in [None] if isinstance(policy, Plan) else feedback_kinds(policy):
             found = replay(simulated, policy, feedback=feedback, seed=1)
             assert (found.emitted == np.diff(simulated.starts)).all(), name
         assert isinstance(policy, Plan) or pickle.loads(pickle.dumps(policy)) == policy
+
+
+def classes_in(value):
+    """The policy classes of a policy and of those inside it."""
+    inner = [getattr(value, f.name) for f in fields(value)] if isinstance(value, Policy) else []
+    inner += list(value) if isinstance(value, tuple) else []
+    return {type(value)}.union(*map(classes_in, inner))
+
+
+def test_every_class_of_policy_is_in_the_catalogue(simulated):
+    there = {c for module in (plain, contextual) for c in vars(module).values() if isinstance(c, type)}
+    policies = {c for c in there if issubclass(c, Policy) and is_dataclass(c)}
+    assert policies <= set().union(*(classes_in(policy) for policy in allowed(simulated).values()))
+
+
+def timings(**draft_s):
+    samples = [{"what": "t_draft", "arm": arm, "context": 50, "seconds": s} for arm, s in draft_s.items()]
+    return read_costs(
+        {"samples": [*samples, *({"what": "t_verify", "rows": n, "context": 50, "seconds": 1.0} for n in (1, 10))]}
+    )
+
+
+def test_costs_of_a_block_reach_the_policy_that_weighs_them(simulated):
+    """A verification takes 1 s; the cascade has no timings of its own and costs what its parts cost."""
+    costs = timings(dflash=0.5, eagle=3.0, ngram=0.25, cascade=0.5)
+    policy = policy_by_name("ema_per_cost", simulated, costs=costs)
+    assert policy.costs == pytest.approx((1.5, 4.0, 1.25, 1.5))
+    shares = [replay(simulated, p).shares[1] for p in (policy, EMAPerCost())]
+    assert shares[0] < shares[1] and policy_by_name("ema_per_cost", simulated).costs is None
+    told = [describe(simulated, costs=c).set_index("policy").source["ema_per_cost"] for c in (costs, None)]
+    assert "equal costs" not in told[0] and "equal costs" in told[1]
+    assert policy_by_name("ema_per_cost", simulated, costs=timings(dflash=0.5)).costs is None  # arms without timings
+
+
+@pytest.mark.parametrize("name", [n for n, row in CATALOGUE.items() if row.parameter])
+def test_every_setting_of_a_grid_reaches_its_policy_and_its_decisions(simulated, name):
+    row = CATALOGUE[name]
+    settings = [replace(policy_by_name(name, simulated), **{row.parameter: value}) for value in row.grid]
+    assert [getattr(p, row.parameter) for p in settings] == list(row.grid) and len(row.grid) == 6
+    runs = play(
+        simulated, [(p, feedback_kinds(p)[0]) for p in (settings[0], settings[-1])], reset="never", seeds=range(2)
+    )
+    assert not np.array_equal(runs[0].pulls, runs[1].pulls)
+
+
+NEW_CLASS = '''
+
+@dataclass(frozen=True, slots=True)
+class Alternating(Policy):
+    """The arms in turn."""
+
+    def choose(self, state, view, uniforms):
+        return view.block % view.n_arms
+'''
+NEW_ROW = '    "alternating": Row(free.Alternating()),\n}\n'
+WALK = """
+import numpy as np
+from specsel.policies.catalogue import describe
+from specsel.study.policies import policy_table
+from specsel.study.simulation import Model, simulate_positions
+log = simulate_positions(Model(requests_per_workload=2, output_len=(9, 9)), rng=np.random.default_rng(0))
+table, runs = policy_table(log, log, names=["alternating"])
+print(table.index[0], runs["alternating"].pulls.sum(axis=0).min() > 0, "alternating" in set(describe(log).policy))
+"""
+
+
+def test_a_new_policy_is_a_class_and_a_row(tmp_path):
+    source = Path(__file__).parent.parent / "specsel"
+    shutil.copytree(source, tmp_path / "specsel", ignore=shutil.ignore_patterns("__pycache__", "engine"))
+    for name, text in (("plain", NEW_CLASS), ("catalogue", NEW_ROW)):
+        path = tmp_path / "specsel/policies" / f"{name}.py"
+        path.write_text(path.read_text("utf-8").removesuffix("}\n" if name == "catalogue" else "") + text, "utf-8")
+    run = [sys.executable, "-c", WALK]
+    done = subprocess.run(run, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+    assert done.stdout.decode().split() == ["alternating", "True", "True"], done.stderr.decode()
+
+
+def test_rules_of_a_name_draft_what_they_say(simulated):
+    """Priorities, gates and unions against plans that are written out here."""
+    match, proposed = simulated.context["match_length"], simulated.proposed
+    dflash, eagle, ngram, _ = np.eye(4, dtype=bool)
+    written = {
+        "none": np.zeros((simulated.n_positions, 4), dtype=bool),
+        "gate:3:eagle": np.where(match[:, None] >= 3, ngram, eagle),
+        "union:dflash+eagle": np.tile(dflash | eagle, (simulated.n_positions, 1)),
+        "priority:ngram>dflash": np.where(proposed[:, 2:3] > 0, ngram, dflash),
+        "priority:ngram@2>eagle": np.where((proposed[:, 2:3] > 0) & (match[:, None] >= 2), ngram, eagle),
+        "gate:4:union:dflash+eagle": np.where(match[:, None] >= 4, ngram, dflash | eagle),
+    }
+    for name, arms in written.items():
+        plan = policy_by_name(name, simulated)
+        assert plan.name == name and (plan.arms == arms).all(), name
+    assert (follow(simulated, policy_by_name("none", simulated)).blocks == np.diff(simulated.starts)).all()
+    both = follow(simulated, policy_by_name("union:dflash+eagle+ngram+cascade", simulated))
+    assert (both.blocks <= fixed(simulated, 0).blocks).sum() > 10 and both.blocks.sum() < follow(
+        simulated, oracle_plan(simulated, "best_fixed")
+    ).blocks.sum()
+    for name, message in (("gate:x:eagle", "expected a whole number"), ("union:dflash+x", "no arm 'x'")):
+        with pytest.raises(SpecselError, match=message):
+            policy_by_name(name, simulated)
 
 
 def test_names_with_dashes_are_the_same_names(simulated):
@@ -294,7 +388,7 @@ def test_pools_of_other_sizes_and_names_without_context(n_arms):
         )
     assert lookup_arm(log) is None
     refused = []
-    for name in (*PLANS, *learner_names()):
+    for name in (*PLANS, *CATALOGUE):
         try:
             replay(log, policy_by_name(name, log), seed=0)
         except SpecselError as error:
@@ -325,13 +419,6 @@ def test_ties_of_follow_the_leader_go_to_the_first_arm_with_a_model(simulated):
     names = ("ngram", "eagle", "dflash", "cascade")
     assert policy_by_name("ftl", replace(simulated, arms=names)) == FollowTheLeader(prefer=1)
     assert policy_by_name("last_winner", simulated).prefer == 0
-
-
-def test_every_grid_has_the_same_number_of_trials_and_holds_for_its_policy(simulated):
-    assert len({len(values) for _, values in GRIDS.values()}) == 1 and set(PERSISTENT) <= set(learner_names())
-    for name, (parameter, values) in GRIDS.items():
-        for value in values:
-            assert getattr(replace(policy_by_name(name, simulated), **{parameter: value}), parameter) == value
 
 
 def test_rules_fitted_on_training_requests_do_not_look_at_the_others(simulated):

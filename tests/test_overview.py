@@ -77,14 +77,6 @@ def test_identical_arms_never_get_further_than_each_other():
     assert set(overview.agreement(log, rng=np.random.default_rng(0), n_resamples=20)["share"]) == {0.0}
 
 
-def test_a_log_of_single_requests_is_judged_in_hindsight_and_says_so(log):
-    small = read_log(CASES / "golden_small.jsonl")
-    assert overview.split(small, share=0.5, rng=np.random.default_rng(0))[:2] == (small, small)
-    train, test, words = overview.split(log, share=0.5, rng=np.random.default_rng(0))
-    assert train.n_requests + test.n_requests == 24 and not set(train.requests) & set(test.requests)
-    assert "12 requests" in words
-
-
 def test_the_engine_check_must_belong_to_the_log(log, tmp_path):
     """A stale check would vouch for another log; a run without one gives an empty table."""
     assert not len(overview.engine_check(tmp_path, log))

@@ -32,6 +32,7 @@ from specsel.policies.plain import (
 )
 from specsel.replay import (
     Plan,
+    Run,
     best_arms,
     fixed,
     follow,
@@ -41,7 +42,6 @@ from specsel.replay import (
     per_request,
     replay,
     replay_runs,
-    replay_seeds,
 )
 from specsel.replay.streams import Draws
 
@@ -54,6 +54,10 @@ def hindsight(scope):
 
 
 oracle_fixed, oracle_workload, oracle_request = hindsight(""), hindsight("_workload"), hindsight("_request")
+
+
+def replay_seeds(log, policy, seeds, feedback=None, **options):
+    return replay_runs(log, [Run(policy, seed, feedback) for seed in seeds], **options)
 
 
 def headroom(better, base):
@@ -359,15 +363,14 @@ def test_request_order_does_not_matter_when_state_resets(log, random):
 
 @settings(max_examples=15)
 @given(small_logs())
-def test_runs_under_several_kinds_of_feedback_in_the_same_steps_equal_separate_runs(log):
-    for policy in policies(log.n_arms):
-        runs = [(seed, feedback) for seed in (1, 5) for feedback in kinds_of(policy)]
-        for reset in ("request", "never"):
-            together = replay_runs(log, policy, runs, reset=reset, keep_path=True)
-            for (seed, feedback), found in zip(runs, together, strict=True):
-                alone = replay(log, policy, feedback=feedback, reset=reset, seed=seed, keep_path=True)
-                assert np.array_equal(found.path.arms, alone.path.arms) and found.feedback == feedback, policy
-                assert np.array_equal(found.path.rows, alone.path.rows)
+def test_policies_seeds_and_kinds_of_feedback_in_the_same_steps_equal_separate_runs(log):
+    runs = [Run(p, seed, kind) for p in policies(log.n_arms) for seed in (1, 5) for kind in kinds_of(p)]
+    for reset in ("request", "never"):
+        together = replay_runs(log, runs, reset=reset, keep_path=True)
+        for run, found in zip(runs, together, strict=True):
+            alone = replay(log, run.policy, feedback=run.feedback, reset=reset, seed=run.seed, keep_path=True)
+            assert np.array_equal(found.path.arms, alone.path.arms) and found.feedback == run.feedback, run
+            assert np.array_equal(found.path.rows, alone.path.rows)
 
 
 def wide_log(seed=0, n=8, n_arms=3, draft_len=6):

@@ -1,4 +1,4 @@
-"""Tuning, the policy table, curves and the workload-level prediction, on simulated logs and by hand."""
+"""Tuning, the policy table, and what a policy does on the way, on simulated logs and by hand."""
 
 from dataclasses import replace
 
@@ -7,22 +7,10 @@ import pandas as pd
 import pytest
 from test_replay import log_of
 
-from specsel.policies.catalogue import GRIDS
-from specsel.policies.plain import UCB1, Random
-from specsel.replay import best_arms, fixed, oracle_dp, replay
-from specsel.study.oldstats import Estimate
-from specsel.study.policies import (
-    arm_order,
-    compare,
-    evaluate,
-    gain_over_best_fixed,
-    sensitivity,
-    split_requests,
-    trials,
-    tune,
-    verdict,
-    workload_hypothesis,
-)
+from specsel.policies.catalogue import CATALOGUE
+from specsel.policies.plain import UCB1, FollowTheLeader, Random
+from specsel.replay import best_arms, fixed, replay
+from specsel.study.policies import play, policy_table, running_ratio, split_requests, steps, trials, tuned
 from specsel.study.simulation import Model, simulate_positions
 
 FLIPPING = Model(
@@ -31,10 +19,7 @@ FLIPPING = Model(
     logit=((1.5, -1.0, -1.6, 0.0), (-1.0, 1.5, -1.6, 0.0)) * 2,
     request_sd=0.2,
 )
-
-
-def _best_fixed(log):
-    return fixed(log, best_arms(log, "log")[0])
+NAMES = ("fixed:dflash", "best_fixed_workload", "oracle_dp", "random", "ucb1", "ftl", "contextual_thompson", "memspec")
 
 
 def simulated(seed=1, **changes):
@@ -45,70 +30,42 @@ def test_splits_are_disjoint_complete_and_stratified():
     log = simulated()
     train, test = split_requests(log, share=0.4, rng=np.random.default_rng(0))
     assert np.bincount(train.workload).tolist() == [6] * 4 and np.bincount(test.workload).tolist() == [9] * 4
-    assert set(train.requests) | set(test.requests) == set(log.requests) and not set(train.requests) & set(
-        test.requests
-    )
+    both = [set(zip(part.workload.tolist(), part.requests, strict=True)) for part in (train, test)]
+    assert len(both[0] | both[1]) == log.n_requests and not both[0] & both[1]
+    one = simulated(requests_per_workload=1)
+    assert split_requests(one, share=0.5, rng=np.random.default_rng(0)) == (one, one)
 
 
-def test_trials_are_the_grid_and_tuning_takes_the_best_of_them():
-    log = simulated(requests_per_workload=4)
-    table = trials(log, "ucb1")
-    assert table["value"].tolist() == list(GRIDS["ucb1"][1]) and (table["parameter"] == "c").all()
-    expected = [replay(log, UCB1(c=c)).block_efficiency for c in GRIDS["ucb1"][1]]
-    assert table["block_efficiency"].tolist() == expected
-    assert tune(log, "ucb1") == UCB1(c=GRIDS["ucb1"][1][int(np.argmax(expected))])
+def test_trials_are_the_grid_and_tuning_takes_the_first_of_the_best():
+    log, grid = simulated(requests_per_workload=4), CATALOGUE["ucb1"].grid
+    table, found = trials(log, {"ucb1": UCB1(), "hedgespec": CATALOGUE["hedgespec"].policy})
+    assert table.value[:-1].tolist() == list(grid) and table.place.tolist() == [1, 2, 3, 4, 5, 6, 1]
+    expected = [replay(log, UCB1(c=c)).blocks.sum() for c in grid]
+    assert [run.blocks.sum() for run in found[:-1]] == expected
+    assert tuned(log, {"ucb1": UCB1()}) == {"ucb1": UCB1(c=grid[int(np.argmin(expected))])}
+    tied = log_of([[[2, 2]] * 6], draft_len=3)
+    assert tuned(tied, {"ucb1": UCB1()}) == {"ucb1": UCB1(c=grid[0])}
 
 
-def test_a_policy_without_parameter_has_one_trial():
-    assert len(trials(simulated(requests_per_workload=2), "hedgespec", seeds=[0])) == 1
-
-
-def test_the_order_of_arms_matters_through_ties_only():
-    """Arms a, b emit (1, 3) once, then (2, 2): listed, UCB1 starts with a (0 1 3 5 6), reversed with b (0 3 5 6)."""
-    log = log_of([[[1, 3]] + [[2, 2]] * 5], draft_len=3)
-    table = arm_order(log, ["ucb1", "match_gate"], rng=np.random.default_rng(0), n_resamples=9)
-    assert table["policy"].tolist() == ["ucb1"]  # a gate needs a lookup arm
-    assert table.loc[0, ["as_listed", "reversed", "value"]].tolist() == [6 / 4, 2.0, 0.5]
-
-
-def test_sensitivity_shows_every_trial_as_a_difference_to_the_best_fixed_arm():
-    log = simulated(requests_per_workload=4)
-    table = sensitivity(log, rng=np.random.default_rng(0), names=["ucb1", "hedge", "match_gate_9"], n_resamples=50)
-    assert table["place"].tolist() == [1, 2, 3, 4, 5, 6] * 2 and set(table["policy"]) == {"ucb1", "hedge"}
-    expected = [replay(log, UCB1(c=c)).block_efficiency - _best_fixed(log).block_efficiency for c in GRIDS["ucb1"][1]]
-    assert table["value"][:6].to_numpy() == pytest.approx(expected)
-    assert table["setting"][6:].tolist() == list(GRIDS["hedge"][1]) and (table["low"] <= table["high"]).all()
-    assert not len(sensitivity(log, rng=np.random.default_rng(0), names=[]))
-
-
-def test_seeds_are_pooled_and_their_spread_is_shown():
+def test_totals_are_means_over_seeds_and_their_spread_is_told():
     log = simulated(requests_per_workload=3)
-    total, spread = evaluate(log, Random(), seeds=[0, 1, 2])
+    random, ucb1 = play(log, [(Random(), "bandit"), (UCB1(), "bandit")], seeds=range(3))
     runs = [replay(log, Random(), seed=s) for s in range(3)]
-    assert (total.blocks == sum(r.blocks for r in runs)).all()
-    assert spread == pytest.approx(np.std([r.block_efficiency for r in runs], ddof=1))
-    assert evaluate(log, UCB1())[1] is None
+    for name in ("blocks", "pulls", "neural_passes"):
+        assert getattr(random, name) == pytest.approx(np.mean([getattr(r, name) for r in runs], axis=0))
+    assert random.seed_sd == pytest.approx(np.std([r.block_efficiency for r in runs], ddof=1))
+    assert ucb1.seed_sd is None and (ucb1.blocks == replay(log, UCB1()).blocks).all()
 
 
 @pytest.fixture(scope="module")
 def table():
-    log = simulated()
-    train, test = split_requests(log, share=0.3, rng=np.random.default_rng(0))
-    names = [
-        "fixed:dflash",
-        "best_fixed_workload",
-        "oracle_dp",
-        "random",
-        "ucb1",
-        "ftl",
-        "contextual_thompson",
-        "memspec",
-    ]
-    return test, compare(train, test, rng=np.random.default_rng(1), names=names, seeds=[0, 1], n_resamples=200)
+    train, test = split_requests(simulated(), share=0.3, rng=np.random.default_rng(0))
+    return train, test, *policy_table(train, test, names=NAMES, seeds=range(2))
 
 
-def test_the_policy_table_has_a_row_for_every_setup(table):
-    rows = list(table[1][["policy", "feedback", "reset"]].itertuples(index=False, name=None))
+def test_the_policy_table_has_a_named_row_for_every_setup(table):
+    *_, found, runs = table
+    rows = list(found[["policy", "feedback", "reset"]].itertuples(index=False, name=None))
     assert rows == [
         ("fixed:dflash", "", ""),
         ("best_fixed_workload", "", ""),
@@ -120,68 +77,64 @@ def test_the_policy_table_has_a_row_for_every_setup(table):
         *(("contextual_thompson", f, r) for r in ("request", "never") for f in ("bandit", "full", "delayed")),
         ("memspec", "", "request"),
     ]
+    assert found.index.is_unique and list(runs) == list(found.index)
+    assert {"fixed dflash", "ucb1, state kept", "ftl, full", "ftl, delayed, state kept"} <= set(found.index)
 
 
-def test_differences_in_the_table_can_be_recomputed_from_its_columns(table):
-    test, found = table
-    best, exact = _best_fixed(test).block_efficiency, oracle_dp(test).block_efficiency
-    assert found["fixed"].to_numpy() == pytest.approx((found["block_efficiency"] - best).to_numpy())
-    assert found["dp"].to_numpy() == pytest.approx((found["block_efficiency"] - exact).to_numpy())
-    assert found.filter(like="share:").sum(axis=1).to_numpy() == pytest.approx(np.ones(len(found)))
-    inside = (found["fixed_low"] <= found["fixed"]) & (found["fixed"] <= found["fixed_high"])
-    assert inside.all() and found["fixed_p"].between(0, 1).all()
+def test_every_row_is_the_replay_that_it_names(table):
+    train, test, found, runs = table
+    best = min((replay(train, UCB1(c=c)) for c in CATALOGUE["ucb1"].grid), key=lambda r: r.blocks.sum())
+    assert found.setting["ucb1"] == best.policy
+    assert (runs["fixed dflash"].blocks == fixed(test, 0).blocks).all()
+    leader = replay(test, FollowTheLeader(), feedback="delayed", reset="never")
+    assert (runs["ftl, delayed, state kept"].blocks == leader.blocks).all()
 
 
 def test_context_by_workload_pays_where_rankings_flip_between_workloads(table):
-    found = table[1].set_index(["policy", "feedback", "reset"])["fixed_low"]
-    assert found["best_fixed_workload", "", ""] > 0 and found["contextual_thompson", "full", "never"] > 0
+    _, test, _, runs = table
+    best = fixed(test, best_arms(test, "log")[0]).block_efficiency
+    assert min(runs[n].block_efficiency for n in ("best_fixed_workload", "contextual_thompson, state kept")) > best
 
 
 def test_two_processes_give_the_same_table(table):
-    log = simulated()
-    train, test = split_requests(log, share=0.3, rng=np.random.default_rng(0))
-    runs = [
-        compare(
-            train,
-            test,
-            rng=np.random.default_rng(1),
-            names=["random", "ucb1", "ftl"],
-            seeds=[0, 1],
-            n_resamples=50,
-            workers=w,
-        )
-        for w in (1, 2)
-    ]
-    pd.testing.assert_frame_equal(*runs)
+    train, test, found, runs = table
+    again, other = policy_table(train, test, names=NAMES, seeds=range(2), workers=2)
+    pd.testing.assert_frame_equal(found, again)
+    assert all((runs[name].blocks == other[name].blocks).all() for name in runs)
 
 
 def test_policies_that_the_log_does_not_allow_are_left_out():
     log = log_of([[[2, 1]] * 6] * 12, draft_len=3)
-    found = compare(log, log, rng=np.random.default_rng(0), names=["match_gate", "lints", "ftl"], n_resamples=20)
-    assert set(found["policy"]) == {"ftl"}
+    assert set(policy_table(log, log, names=["match_gate", "lints", "ftl"])[0].policy) == {"ftl"}
 
 
-def test_prediction_is_falsified_where_rankings_do_not_flip():
-    flat = simulated(2, logit=((1.5, -1.0, -1.6, 0.0),) * 4)
-    found = workload_hypothesis(simulated(), flat, rng=np.random.default_rng(3), seeds=[0, 1], n_resamples=300)
-    assert found.predicted.value > 0.05 and found.measured.value < 0.01 < found.predicted_headroom.low
-    assert found.verdict.startswith("The prediction is falsified")
+def test_steps_of_a_request_by_hand():
+    """Follow-the-leader on (a, b) = (1, 3) (2, 1) (1, 2) (1, 1): a by tie, then b (sums 1, 3), then b (3, 4).
+
+    Best fixed arm: b with 0 3 4 = 2 blocks (a: 0 1 3 4 = 3).
+    """
+    log = log_of([[[1, 3], [2, 1], [1, 2], [1, 1]], [[4, 1]] * 4], draft_len=3)
+    table = steps(log, replay(log, FollowTheLeader(), keep_path=True))
+    assert fixed(log, 1).blocks[0] == 2 and table.request.tolist() == ["r0"] * 3 + ["r1"]
+    assert table.block.tolist() == [1, 2, 3, 1] and table.arm.tolist() == ["a", "b", "b", "a"]
+    assert table.emitted.tolist() == [1, 1, 2, 4] and table.best_fixed.tolist() == [3, 1, 2, 4]
+    assert table.best.tolist() == [3, 2, 2, 4]
 
 
-def test_verdicts_follow_the_intervals():
-    def estimate(value, low=None, high=None):
-        return Estimate(value, low, high, 0.95, 30, "BCa", 100, 1)
-
-    assert (
-        verdict(estimate(0.2), estimate(0.1, -0.1, 0.3))
-        == "The prediction is confirmed: the log shows no measurable benefit."
-    )
-    assert verdict(estimate(0.5), estimate(0.1, 0.05, 0.3)) == "The prediction is falsified: the log shows a gain."
-    assert verdict(estimate(0.5), estimate(-0.1, -0.2, -0.05)) == "The prediction is falsified: the log shows a loss."
-    assert "too small" in verdict(estimate(0.5), estimate(0.1))
+def test_running_ratios_end_at_the_totals():
+    log = simulated(requests_per_workload=10)
+    run, base = replay(log, UCB1()), fixed(log, 0)
+    found = running_ratio(run.blocks - base.blocks, base.blocks)
+    assert found.value.iloc[-1] == pytest.approx(run.blocks.sum() / base.blocks.sum() - 1)
+    assert found.request.iloc[-1] == log.n_requests and len(found) <= 30
 
 
-def test_the_best_fixed_arm_has_no_gain_over_itself():
-    log = simulated(requests_per_workload=5)
-    found = gain_over_best_fixed(log, _best_fixed(log), rng=np.random.default_rng(0), n_resamples=100)
-    assert found.value == 0 and found.high <= 0
+def test_limits_of_running_ratios_hold_the_truth_at_their_level():
+    """400 logs of 60 requests with gains drawn around 0.1: 95 % limits hold it in 364 to 396 (4 standard errors)."""
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(400):
+        below = rng.integers(20, 60, 60)
+        last = running_ratio(0.1 * below + rng.normal(0, 4, 60), below).iloc[-1]
+        held += last["low"] <= 0.1 <= last["high"]
+    assert 362 <= held <= 397

@@ -1,18 +1,21 @@
-"""Every policy by name, with the values that tuning may try.
+"""Every policy by name, one row each: how it is made, its main parameter, and the values that tuning may try.
 
 Names are the snake-case names of the literature; fixed arms and oracles are plans over a log. Rules that need to know
-which arm looks text up, or that are fitted, learn it from ``fit_on``. Not handled here: how a policy decides.
+which arm looks text up, that are fitted, or that weigh costs, take them from the requests that they may be fitted on.
+A new policy is a class and a row. Not handled here: how a policy decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
+from specsel.costs import CostError, Costs
 from specsel.logs import PositionLog, SpecselError
 from specsel.policies import contextual as ctx
 from specsel.policies import plain as free
@@ -20,144 +23,120 @@ from specsel.replay.policy import Policy, View, base_name
 from specsel.replay.replay import Plan, fixed, follow, oracle_plan
 from specsel.replay.streams import feature_column
 
-BASES: dict[str, Policy] = {
-    "random": free.Random(),
-    "ftl": free.FollowTheLeader(),
-    "discounted_ftl": free.FollowTheLeader(discount=0.9),
-    "last_winner": free.FollowTheLeader(discount=0.0),
-    "ucb1": free.UCB1(),
-    "metasd_ucb": free.MetaSDUCB(),
-    "d_ucb": free.DiscountedUCB(),
-    "sw_ucb": free.SlidingWindowUCB(),
-    "ucbspec_paper": free.UCBSpecPaper(),
-    "ucbspec_released": free.UCBSpecReleased(),
-    "ema_per_cost": free.EMAPerCost(),
-    "exp3": free.EXP3(),
-    "exp3spec": free.EXP3Spec(),
-    "hedge": free.Hedge(horizon=60),
-    "hedge_anytime": free.Hedge(),
-    "hedgespec": free.NormalHedge(),
-    "hedgespec_argmax": free.NormalHedge(greedy=True),
-    "hedgespec_hedge": free.Hedge(with_bonus=True),
-    "hedgespec_hedge_argmax": free.Hedge(with_bonus=True, greedy=True),
-    "fixed_share": free.FixedShare(),
-    "gaussian_thompson": free.GaussianThompson(),
-    "beta_thompson": free.BetaThompson(),
-}
-ALIASES = {
-    "follow_the_leader": "ftl",
-    "contextual_follow_the_leader": "contextual_ftl",
-    "uniform_random": "random",
-    "discounted_ucb": "d_ucb",
-    "sliding_window_ucb": "sw_ucb",
-    "ucbspec": "ucbspec_paper",
-    "normal_hedge": "hedgespec",
-    "normalhedge": "hedgespec",
-    "match_gate_6": "match_gate",
-    "cas_spec": "ema_per_cost",
-    "whiflash": "entropy_gate",
-}
-PERSISTENT = ("ftl", "ucb1", "hedge_anytime", "gaussian_thompson")  # without context, also shown with state kept
-DETERMINISTIC = ("ucb1", "ucbspec_paper", "ftl", "last_winner", "contextual_ftl")  # ties decide, not random numbers
 PLANS = ("best_fixed", "best_fixed_workload", "best_fixed_request", "oracle_block", "oracle_dp")
 
-# main parameter of each policy and the values that tuning and the sensitivity chart try: the same number for all
-GRIDS: dict[str, tuple[str, tuple]] = {
-    "discounted_ftl": ("discount", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)),
-    "ucb1": ("c", (0.02, 0.1, 0.3, 0.5, 1.0, 2.0)),
-    "metasd_ucb": ("beta", (0.03, 0.1, 0.2, 0.3, 0.5, 1.0)),
-    "d_ucb": ("discount", (0.8, 0.9, 0.95, 0.98, 0.99, 0.999)),
-    "sw_ucb": ("window", (5, 10, 15, 25, 50, 100)),
-    "ucbspec_paper": ("scale", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
-    "ucbspec_released": ("passes", (1, 2, 3, 4, 6, 8)),
-    "ema_per_cost": ("rate", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
-    "exp3": ("explore", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
-    "exp3spec": ("scale", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
-    "hedge": ("horizon", (1, 4, 15, 60, 250, 1000)),
-    "hedge_anytime": ("scale", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
-    "hedgespec_hedge": ("scale", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
-    "fixed_share": ("share", (0.005, 0.01, 0.05, 0.1, 0.2, 0.4)),
-    "gaussian_thompson": ("noise", (0.003, 0.01, 0.03, 0.1, 0.25, 0.5)),
-    "linucb": ("explore", (0.01, 0.03, 0.1, 0.2, 0.3, 1.0)),
-    "lints": ("v", (0.01, 0.03, 0.1, 0.2, 0.3, 1.0)),
-    "contextual_hedge": ("backoff", (0, 2, 5, 10, 20, 50)),
-    "contextual_ftl": ("backoff", (0, 2, 5, 10, 20, 50)),
-    "contextual_thompson": ("backoff", (0, 2, 5, 10, 20, 50)),
-    "exp4": ("explore", (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
-    "exp4_full": ("rate", (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)),
-    "match_gate": ("threshold", (1, 2, 3, 4, 5, 6)),
-}
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy of the catalogue."""
+
+    policy: Policy | Callable[..., Policy]  # itself, or made from (the log it may be fitted on, costs or None)
+    parameter: str | None = None  # main parameter
+    grid: tuple = ()  # its values that tuning and the sensitivity chart try: as many for every policy
+    kept: bool = False  # without context, but also shown with its state kept (those with context always are)
+    ties: bool = False  # deterministic, so that the order of the arms settles ties
+    also: tuple[str, ...] = ()  # other names
 
 
-def policy_by_name(name: str, log: PositionLog, *, fit_on: PositionLog | None = None) -> Policy | Plan:
+def policy_by_name(
+    name: str, log: PositionLog, *, fit_on: PositionLog | None = None, costs: Costs | None = None
+) -> Policy | Plan:
     """The policy or plan of a name, ready for ``replay`` on ``log``.
 
-    ``fit_on`` is the log from which rules take their fitted parts (the model arm of a gate, router weights). Without it
-    they are fitted on ``log`` itself, in hindsight: fine to look at, not a result. Raises SpecselError for a name that
-    does not exist or needs what the log does not have, listing what there is.
+    ``fit_on`` is the log from which rules take their fitted parts (the model arm of a gate, router weights, costs of a
+    block). Without it they are fitted on ``log`` itself, in hindsight: fine to look at, not a result. Raises
+    SpecselError for a name that does not exist or needs what the log does not have, listing what there is.
     """
     key = name.replace("-", "_")
-    key = ALIASES.get(key, key)
-    if name.startswith("fixed:"):
-        return _fixed_plan(name, log)
+    key = next((n for n, row in CATALOGUE.items() if key in row.also), key)
+    if name == "none" or name.partition(":")[0] in ("fixed", "gate", "priority", "union"):
+        return Plan(name, _drafts(name.removeprefix("fixed:"), log))
     if key in PLANS:
         return oracle_plan(log, key)
-    if key in BASES:
-        policy = BASES[key]
-        return replace(policy, prefer=model_arm_first(log)) if isinstance(policy, free.FollowTheLeader) else policy
-    if key not in CONTEXTUAL:
+    if key not in CATALOGUE:
         raise SpecselError(
             f"there is no policy {name!r}; expected fixed:ARM with an arm of {', '.join(log.arms)}, "
-            f"or one of {', '.join((*PLANS, *learner_names()))}"
+            f"or one of {', '.join((*PLANS, *CATALOGUE))}"
         )
-    return CONTEXTUAL[key](fit_on or log)
+    made = CATALOGUE[key].policy
+    return made if isinstance(made, Policy) else made(fit_on or log, costs)
 
 
-def learner_names() -> tuple[str, ...]:
-    """Names of all policies that are not plans over a log."""
-    return (*BASES, *CONTEXTUAL)
-
-
-def allowed(log: PositionLog, names: Iterable[str]) -> dict[str, Policy]:
-    """The learners of these names that the log allows."""
+def allowed(log: PositionLog, names: Iterable[str] | None = None, **options) -> dict[str, Policy | Plan]:
+    """The policies of these names (default: the catalogue) that the log allows; options as in `policy_by_name`."""
     found = {}
-    for name in names:
+    for name in CATALOGUE if names is None else names:
         with suppress(SpecselError):
-            found[name] = policy_by_name(name, log)
+            found[name] = policy_by_name(name, log, **options)
     return found
 
 
-def context_of(policy: Policy) -> str:
-    """How often what a policy reads changes: "no context", or by "workload", "request" (decides once) or "block"."""
+def context_of(policy: Policy | Plan) -> str:
+    """How often what a policy reads changes: "no context", or context by "workload", "request" (decides once) or
+    "block"; "hindsight" for a plan."""
+    if isinstance(policy, Plan):
+        return "hindsight"
     bases = set(map(base_name, policy.reads))
     if not bases:
         return "no context"
     if isinstance(policy, ctx.Router) and not policy.every:
-        return "request"
-    return "workload" if bases == {"workload"} else "block"
+        return "context by request"
+    return "context by workload" if bases == {"workload"} else "context by block"
 
 
-def describe(log: PositionLog) -> pd.DataFrame:
-    """One row per policy that the log allows: name, source, what it sees and reads, how delayed counts reach it."""
-    return pd.DataFrame(
-        [
+def describe(log: PositionLog, *, costs: Costs | None = None) -> pd.DataFrame:
+    """One row per policy that the log allows: policy, source, what it sees and reads, how delayed counts reach it, its
+    main parameter and the values that are tried."""
+    rows = []
+    for name, policy in allowed(log, costs=costs).items():
+        row = CATALOGUE[name]
+        costs_of = getattr(policy, "costs", ())
+        rows.append(
             {
                 "policy": name,
-                "source": policy.source,
+                "source": policy.source + (" (here with equal costs)" if costs_of is None else ""),
                 "sees": policy.sees,
                 "reads": ", ".join(policy.reads),
                 "release": policy.release if policy.sees in ("every arm", "either") else "",
+                "parameter": row.parameter or "",
+                "tried": ", ".join(map(str, row.grid)),
             }
-            for name, policy in allowed(log, learner_names()).items()
-        ]
-    )
+        )
+    return pd.DataFrame(rows)
 
 
-def _fixed_plan(name: str, log: PositionLog) -> Plan:
-    arm = name.removeprefix("fixed:")
-    if arm not in log.arms:
-        raise SpecselError(f"there is no arm {arm!r} in {log.run}; expected one of {', '.join(log.arms)}")
-    return Plan.one(name, log, log.arms.index(arm))
+def _drafts(rule: str, log: PositionLog) -> np.ndarray:
+    """(N, K) arms that draft by a rule: ARM, none, gate:M:RULE (the lookup arm from match length M on, else the rule),
+    union:RULE+RULE (verified together), priority:RULE>RULE@M (the first that has a draft; from match length M on).
+    """
+    kind, _, rest = rule.partition(":")
+    found = np.zeros((log.n_positions, log.n_arms), dtype=bool)
+    if rule in log.arms:
+        found[:, log.arms.index(rule)] = True
+    elif kind == "gate":
+        least, _, other = rest.partition(":")
+        found = _drafts(other, log)
+        found[_matched(log, least)] = np.arange(log.n_arms) == _pair(log)[0]
+    elif kind == "union":
+        found = np.any([_drafts(part, log) for part in rest.split("+")], axis=0)
+    elif kind == "priority":
+        open_ = np.ones(log.n_positions, dtype=bool)
+        for part in rest.split(">"):
+            inner, _, least = (part, "", "") if part in log.arms else part.partition("@")
+            arms = _drafts(inner, log)
+            taken = open_ & (arms & (log.proposed > 0)).any(axis=1) & (_matched(log, least) if least else True)
+            found[taken] = arms[taken]
+            open_ &= ~taken
+    elif rule != "none":
+        raise SpecselError(f"there is no arm {rule!r} in {log.run}; expected one of {', '.join(log.arms)}")
+    return found
+
+
+def _matched(log: PositionLog, least: str) -> np.ndarray:
+    """(N,) is the longest suffix that occurred earlier at least so long?"""
+    if not least.isdigit():
+        raise SpecselError(f"a match length is {least!r}; expected a whole number, as in gate:6:ARM")
+    return feature_column(log, "match_length") >= int(least)
 
 
 def lookup_arm(log: PositionLog) -> int | None:
@@ -195,6 +174,10 @@ def _block_features(log: PositionLog) -> tuple[str, ...]:
 
 def _all_features(log: PositionLog) -> tuple[str, ...]:
     return (*_block_features(log), *(f"workload={w}" for w in range(1, len(log.workloads))))
+
+
+def _target_features(log: PositionLog) -> tuple[str, ...]:
+    return tuple(f for f in _block_features(log) if "target" in f)
 
 
 def _regressors(log: PositionLog, features: tuple[str, ...], rows: np.ndarray) -> np.ndarray:
@@ -251,22 +234,74 @@ def _workload_edges(log: PositionLog) -> tuple[float, ...]:
     return tuple(w - 0.5 for w in range(1, len(log.workloads)))
 
 
-CONTEXTUAL: dict[str, Callable[[PositionLog], Policy]] = {
-    "contextual_hedge": lambda log: _by_match(log, free.Hedge()),
-    "contextual_ftl": lambda log: _by_match(log, free.FollowTheLeader(prefer=model_arm_first(log))),
-    "contextual_thompson": lambda log: ctx.PerContext(free.GaussianThompson(), "workload", _workload_edges(log)),
-    "linucb": lambda log: ctx.LinUCB(_block_features(log)),
-    "lints": lambda log: ctx.LinTS(_block_features(log)),
-    "lints_greedy": lambda log: ctx.LinTS(_block_features(log), v=0.0),
-    "exp4": lambda log: ctx.EXP4(_experts(log)),
-    "exp4_full": lambda log: ctx.HedgeOverExperts(_experts(log)),
-    "match_gate": lambda log: _match_gate(log, 6),
-    "match_gate_1": lambda log: _match_gate(log, 1),
-    "match_gate_3": lambda log: _match_gate(log, 3),
-    "match_gate_5": lambda log: _match_gate(log, 5),
-    "entropy_gate": _entropy_gate,
-    "request_router": _request_router,
-    "memspec": lambda log: _classifier(log, _all_features(log), 4),
-    "whiflash_logistic": lambda log: _classifier(log, tuple(f for f in _block_features(log) if "target" in f), 1),
-    "block_router": lambda log: _classifier(log, _block_features(log), 1),
+def _leader(discount: float, log: PositionLog, costs: Costs | None) -> Policy:
+    return free.FollowTheLeader(discount, prefer=model_arm_first(log))
+
+
+def _per_cost(log: PositionLog, costs: Costs | None) -> Policy:
+    """Costs are mean seconds of a block of each arm alone, as modelled from the timings; equal without timings."""
+    found = None
+    with suppress(CostError):
+        runs = [fixed(log, k, costs=costs) for k in range(log.n_arms)] if costs else []
+        found = tuple(float(r.seconds.sum() / r.blocks.sum()) for r in runs) or None
+    return free.EMAPerCost(costs=found)
+
+
+SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+WIDTHS = (0.01, 0.03, 0.1, 0.2, 0.3, 1.0)
+RADII = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+ROUNDS = (0, 2, 5, 10, 20, 50)
+CATALOGUE: dict[str, Row] = {
+    "random": Row(free.Random(), also=("uniform_random",)),
+    "ftl": Row(partial(_leader, 1.0), kept=True, ties=True, also=("follow_the_leader",)),
+    "discounted_ftl": Row(partial(_leader, 0.9), "discount", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)),
+    "last_winner": Row(partial(_leader, 0.0), ties=True),
+    "ucb1": Row(free.UCB1(), "c", (0.02, 0.1, 0.3, 0.5, 1.0, 2.0), kept=True, ties=True),
+    "metasd_ucb": Row(free.MetaSDUCB(), "beta", (0.03, 0.1, 0.2, 0.3, 0.5, 1.0)),
+    "d_ucb": Row(free.DiscountedUCB(), "discount", (0.8, 0.9, 0.95, 0.98, 0.99, 0.999), also=("discounted_ucb",)),
+    "sw_ucb": Row(free.SlidingWindowUCB(), "window", (5, 10, 15, 25, 50, 100), also=("sliding_window_ucb",)),
+    "ucbspec_paper": Row(
+        free.UCBSpecPaper(), "scale", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), ties=True, also=("ucbspec",)
+    ),
+    "ucbspec_released": Row(free.UCBSpecReleased(), "passes", (1, 2, 3, 4, 6, 8)),
+    "ema_per_cost": Row(_per_cost, "rate", SHARES, also=("cas_spec",)),
+    "exp3": Row(free.EXP3(), "explore", SHARES),
+    "exp3spec": Row(free.EXP3Spec(), "scale", SCALES),
+    "hedge": Row(free.Hedge(horizon=60), "horizon", (1, 4, 15, 60, 250, 1000)),
+    "hedge_anytime": Row(free.Hedge(), "scale", SCALES, kept=True),
+    "hedgespec": Row(free.NormalHedge(), also=("normal_hedge", "normalhedge")),
+    "hedgespec_argmax": Row(free.NormalHedge(greedy=True)),
+    "hedgespec_hedge": Row(free.Hedge(with_bonus=True), "scale", SCALES),
+    "hedgespec_hedge_argmax": Row(free.Hedge(with_bonus=True, greedy=True)),
+    "fixed_share": Row(free.FixedShare(), "share", (0.005, 0.01, 0.05, 0.1, 0.2, 0.4)),
+    "gaussian_thompson": Row(free.GaussianThompson(), "noise", (0.003, 0.01, 0.03, 0.1, 0.25, 0.5), kept=True),
+    "beta_thompson": Row(free.BetaThompson()),
+    "contextual_hedge": Row(lambda log, _: _by_match(log, free.Hedge()), "backoff", ROUNDS),
+    "contextual_ftl": Row(
+        lambda log, costs: _by_match(log, _leader(1.0, log, costs)),
+        "backoff",
+        ROUNDS,
+        ties=True,
+        also=("contextual_follow_the_leader",),
+    ),
+    "contextual_thompson": Row(
+        lambda log, _: ctx.PerContext(free.GaussianThompson(), "workload", _workload_edges(log)), "backoff", ROUNDS
+    ),
+    "linucb": Row(lambda log, _: ctx.LinUCB(_block_features(log)), "explore", WIDTHS),
+    "lints": Row(lambda log, _: ctx.LinTS(_block_features(log)), "v", WIDTHS),
+    "lints_greedy": Row(lambda log, _: ctx.LinTS(_block_features(log), v=0.0)),
+    "exp4": Row(lambda log, _: ctx.EXP4(_experts(log)), "explore", SHARES),
+    "exp4_full": Row(lambda log, _: ctx.HedgeOverExperts(_experts(log)), "rate", (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)),
+    "match_gate": Row(lambda log, _: _match_gate(log, 6), "threshold", (1, 2, 3, 4, 5, 6), also=("match_gate_6",)),
+    "match_gate_1": Row(lambda log, _: _match_gate(log, 1)),
+    "match_gate_3": Row(lambda log, _: _match_gate(log, 3)),
+    "match_gate_5": Row(lambda log, _: _match_gate(log, 5)),
+    "entropy_gate": Row(lambda log, _: _entropy_gate(log), also=("whiflash",)),
+    "request_router": Row(lambda log, _: _request_router(log)),
+    "memspec": Row(lambda log, _: _classifier(log, _all_features(log), 4)),
+    "whiflash_logistic": Row(
+        lambda log, _: _classifier(log, tuple(f for f in _block_features(log) if "target" in f), 1)
+    ),
+    "block_router": Row(lambda log, _: _classifier(log, _block_features(log), 1)),
 }

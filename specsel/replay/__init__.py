@@ -16,8 +16,8 @@ from specsel.replay.replay import (
     per_request,
     replay,
     replay_runs,
-    replay_seeds,
 )
+from specsel.replay.streams import Run
 
 __all__ = [
     "Feedback",
@@ -25,6 +25,7 @@ __all__ = [
     "Plan",
     "Policy",
     "Replay",
+    "Run",
     "View",
     "best_arms",
     "context_length",
@@ -37,5 +38,4 @@ __all__ = [
     "per_request",
     "replay",
     "replay_runs",
-    "replay_seeds",
 ]

@@ -17,7 +17,7 @@ import pandas as pd
 
 from specsel.logs import PositionLog, SpecselError, require_complete, walk
 from specsel.replay.policy import Policy
-from specsel.replay.streams import Streams
+from specsel.replay.streams import Run, Streams
 
 if TYPE_CHECKING:
     from specsel.costs import Costs
@@ -47,6 +47,7 @@ class Replay:
     arms: tuple[str, ...]
     seconds: np.ndarray | None = None  # (R,) modelled, where costs were given
     path: Path | None = None  # when asked for
+    seed_sd: float | None = None  # of block efficiency between seeds, where the totals are means over several
 
     @property
     def block_efficiency(self) -> float:
@@ -287,41 +288,22 @@ def replay(
     """
     if isinstance(policy, Plan):
         return follow(log, policy, feedback=feedback or "bandit", keep_path=keep_path)
-    return replay_seeds(log, policy, [seed], feedback=feedback, reset=reset, keep_path=keep_path, name=name)[0]
-
-
-def replay_seeds(
-    log: PositionLog,
-    policy: Policy,
-    seeds: Sequence[int | None],
-    *,
-    feedback: str | None = None,
-    reset: str = "request",
-    keep_path: bool = False,
-    name: str | None = None,
-) -> list[Replay]:
-    """One replay per seed, all in the same steps; see ``replay``."""
-    return replay_runs(log, policy, [(s, feedback) for s in seeds], reset=reset, keep_path=keep_path, name=name)
+    return replay_runs(log, [Run(policy, seed, feedback)], reset=reset, keep_path=keep_path, name=name)[0]
 
 
 def replay_runs(
-    log: PositionLog,
-    policy: Policy,
-    runs: Sequence[tuple[int | None, str | None]],
-    *,
-    reset: str = "request",
-    keep_path: bool = False,
-    name: str | None = None,
+    log: PositionLog, runs: Sequence[Run], *, reset: str = "request", keep_path: bool = False, name: str | None = None
 ) -> list[Replay]:
-    """One replay per (seed, feedback), all in the same steps; see ``replay``."""
+    """One replay per run, all in the same steps, which costs less than one after the other; see ``replay``."""
     require_complete(log)
-    runs = [(seed, _checked(policy, feedback, reset)) for seed, feedback in runs]
-    streams = Streams(log, policy, runs, persistent=reset == "never")
+    runs = [Run(r.policy, r.seed, _checked(r.policy, r.feedback, reset)) for r in runs]
+    streams = Streams(log, runs, persistent=reset == "never")
     while len(streams.row):
         streams.step()
+    every = np.arange(log.n_arms)
     return [
-        _totals(log, name or repr(policy), feedback, rows, arms[:, None] == np.arange(log.n_arms), None, keep_path)
-        for (_, feedback), (rows, arms) in zip(runs, streams.decisions(), strict=True)
+        _totals(log, name or repr(r.policy), r.feedback, rows, arms[:, None] == every, None, keep_path)
+        for r, (rows, arms) in zip(runs, streams.decisions(), strict=True)
     ]
 
 

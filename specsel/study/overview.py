@@ -18,7 +18,6 @@ import pandas as pd
 from specsel.logs import LogError, PositionLog, beside, read_log, readable
 from specsel.replay.replay import fixed
 from specsel.study.oldstats import bootstrap_many, ratio, request_sums
-from specsel.study.policies import split_requests
 
 ENDINGS = ("stopped by itself", "cut at the length limit", "repeats itself", "not recorded")
 CHECK_FILE = "engine_check.json"
@@ -99,20 +98,6 @@ def left_out(log: PositionLog) -> dict[str, int | None]:
         "ended_at_once": int((table["output_tokens"] == 1).sum()),
         "near_ties": int(table["ties"].sum()) if "ties" in table else None,
     }
-
-
-def split(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog, str]:
-    """Training and test requests, and a sentence about them; a log with a workload of one request is used whole, in
-    hindsight.
-    """
-    if np.bincount(log.workload, minlength=len(log.workloads)).min() < 2:
-        return (
-            log,
-            log,
-            "A workload has one request only, so policies are tuned and judged on the same requests, in hindsight.",
-        )
-    train, test = split_requests(log, share=share, rng=rng)
-    return train, test, f"Policies are tuned on {train.n_requests:,} requests and judged on {test.n_requests:,} others."
 
 
 def arm_table(parts: Mapping[str, PositionLog], *, rng: np.random.Generator, n_resamples: int = 10_000) -> pd.DataFrame:

@@ -1,47 +1,41 @@
-"""Experiments on policies: tuning on training requests, the policy table, sensitivity, a prediction.
+"""Experiments on policies: tuning on training requests, the policy table, and what a policy does on the way.
 
-Every policy with a main parameter gets the same number of trials on the training requests, is frozen, and is compared
-on the other requests: requests are resampled, differences are paired, and the best fixed arm is chosen anew in every
-resample. Not handled here: how policies decide, what happens on the way (`curves`), charts, prose.
+Every policy with a main parameter gets the same number of trials on the training requests, is frozen, and is played on
+the other requests. What comes out are replays, sums per request that an interval can be made of. Not handled here: how
+policies decide, comparisons and intervals (`specsel.stats`), charts, prose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
 import pandas as pd
+from scipy.special import ndtri
 
-from specsel.logs import PositionLog, SpecselError
-from specsel.policies.catalogue import GRIDS, PERSISTENT, PLANS, allowed, context_of, learner_names, policy_by_name
-from specsel.policies.plain import Fixed
-from specsel.replay.policy import Policy
-from specsel.replay.replay import (
-    Plan,
-    Replay,
-    fixed,
-    follow,
-    oracle_dp,
-    oracle_plan,
-    replay,
-    replay_runs,
-    replay_seeds,
-)
-from specsel.study.oldstats import Estimate, bootstrap_many, bootstrap_requests, holm, pooled_ratio
+from specsel.costs import Costs
+from specsel.logs import PositionLog
+from specsel.policies.catalogue import CATALOGUE, PLANS, allowed, context_of
+from specsel.replay import Plan, Policy, Replay, Run, best_arms, follow, replay_runs
 
-SEEDS = tuple(range(20))  # of every policy that draws at random
 FEW = 5  # seeds for tuning, and where state is kept
 TUNE_ONE_BY_ONE = 40  # training requests for tuning with state kept, where requests cannot run side by side
+POINTS = 30  # of a curve
+Setting = tuple[Policy, str]  # a policy and the kind of feedback that it gets
 
 
 def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) -> tuple[PositionLog, PositionLog]:
     """Training requests (``share`` of each workload, at least one) and the rest, both in random order.
 
-    The order matters to policies that keep their state: random order is mixed traffic.
+    The order matters to policies that keep their state: random order is mixed traffic. A log in which a workload has
+    one request only is both, whole.
     """
+    if np.bincount(log.workload, minlength=len(log.workloads)).min() < 2:
+        return log, log
     order = rng.permutation(log.n_requests)
     train = np.zeros(log.n_requests, dtype=bool)
     for w in range(len(log.workloads)):
@@ -50,342 +44,173 @@ def split_requests(log: PositionLog, *, share: float, rng: np.random.Generator) 
     return log.select(order[train[order]]), log.select(order[~train[order]])
 
 
-def setups(policy: Policy) -> list[str]:
+def feedback_kinds(policy: Policy) -> list[str]:
     """The kinds of feedback under which a policy differs."""
     kinds = {"every arm": ["full", "delayed"], "either": ["bandit", "full", "delayed"]}
     return kinds.get(policy.sees, ["bandit"])
 
 
-def evaluate(
-    log: PositionLog,
-    policy: Policy | Plan,
-    *,
-    feedback: str | None = None,
-    reset: str = "request",
-    seeds: Sequence[int] = SEEDS,
-    name: str | None = None,
-) -> tuple[Replay, float | None]:
-    """Totals summed over the seeds, and the standard deviation of block efficiency between seeds (None: not random)."""
-    if isinstance(policy, Plan):
-        return replay(log, policy, feedback=feedback, name=name), None
-    seeds = seeds if policy.draws(log.n_arms) else [None]
-    return _pooled(replay_seeds(log, policy, seeds, feedback=feedback, reset=reset, name=name))
-
-
-def _pooled(runs: list[Replay]) -> tuple[Replay, float | None]:
-    """Sums of the totals of several seeds, and the spread of their block efficiency."""
-    total = replace(runs[0], **{f: sum(getattr(r, f) for r in runs) for f in ("blocks", "emitted", "pulls")})
-    return total, float(np.std([r.block_efficiency for r in runs], ddof=1)) if len(runs) > 1 else None
-
-
-def trials(
-    log: PositionLog, name: str, *, feedback: str | None = None, reset: str = "request", seeds: Sequence[int] = SEEDS
-) -> pd.DataFrame:
-    """Every value of a policy's main parameter: policy, parameter, value, block_efficiency, setting, found (Replay)."""
-    policy = policy_by_name(name, log)
-    parameter, values = GRIDS.get(name, (None, (None,)))
-    rows = []
-    for value in values:
-        setting = policy if parameter is None else replace(policy, **{parameter: value})
-        found, _ = evaluate(log, setting, feedback=feedback, reset=reset, seeds=seeds)
-        rows.append(
-            {
-                "policy": name,
-                "parameter": parameter,
-                "value": value,
-                "block_efficiency": found.block_efficiency,
-                "setting": setting,
-                "found": found,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def tune(log: PositionLog, name: str, **options) -> Policy:
-    """The setting with the highest block efficiency on training requests; the first of equals."""
-    table = trials(log, name, **options)
-    return table["setting"][int(table["block_efficiency"].argmax())]
-
-
-def late(policy: Policy) -> str:
+def live_feedback(policy: Policy) -> str:
     """The kind of feedback that a live engine could give: the chosen arm's count, or all as the text shows them."""
     return "delayed" if policy.sees == "every arm" else "bandit"
 
 
-def sensitivity(
-    log: PositionLog,
-    *,
-    rng: np.random.Generator,
-    names: Iterable[str] = tuple(GRIDS),
-    seeds: Sequence[int] = SEEDS[:FEW],
-    n_resamples: int = 1000,
-) -> pd.DataFrame:
-    """All trials of all policies that the log allows: policy, parameter, setting, place (from 1), value, low, high.
+def play(
+    log: PositionLog, settings: Sequence[Setting], *, reset: str = "request", seeds: Sequence[int] = range(FEW)
+) -> list[Replay]:
+    """Each setting, all in the same steps; the totals of a policy that draws are means over the seeds."""
+    runs = [Run(p, seed, kind) for p, kind in settings for seed in (seeds if p.draws(log.n_arms) else [None])]
+    found, pooled = iter(replay_runs(log, runs, reset=reset)), []
+    for policy, _ in settings:
+        pooled.append(_mean([next(found) for _ in (seeds if policy.draws(log.n_arms) else [None])]))
+    return pooled
 
-    value is the paired difference to the best fixed arm in tokens per block, with feedback as late as in an engine.
+
+def _mean(runs: Sequence[Replay]) -> Replay:
+    """Mean totals of the same policy with several seeds, and the spread of their block efficiency."""
+    if len(runs) == 1:
+        return runs[0]
+    totals = {f: np.mean([getattr(r, f) for r in runs], axis=0) for f in ("blocks", "pulls", "neural_passes")}
+    return replace(runs[0], **totals, seed_sd=float(np.std([r.block_efficiency for r in runs], ddof=1)))
+
+
+def trials(
+    log: PositionLog, policies: Mapping[str, Policy], *, kind: str = "live", reset: str = "request", **options
+) -> tuple[pd.DataFrame, list[Replay]]:
+    """Every value of the main parameter of every policy (one trial where it has none), and its replay.
+
+    Columns: policy, parameter, value, place (from 1), setting (the policy with it). kind: "live" feedback, or the
+    "first" kind that the policy takes; options as in `play`.
     """
-    parts = [trials(log, name, feedback=late(policy), seeds=seeds) for name, policy in allowed(log, names).items()]
-    if not parts:
-        return pd.DataFrame(columns=["policy", "parameter", "setting", "place", "value", "low", "high"])
-    every = pd.concat(parts)
-    gaps = _differences(log, list(every["found"]), rng, n_resamples)
-    rows = [
-        {
-            "policy": t.policy,
-            "parameter": t.parameter,
-            "setting": t.value,
-            "place": t.Index + 1,
-            "value": gap.value,
-            "low": gap.low,
-            "high": gap.high,
-        }
-        for t, gap in zip(every.itertuples(), (gaps[i, "fixed"] for i in range(len(every))), strict=True)
-    ]
-    return pd.DataFrame(rows)
-
-
-def arm_order(
-    log: PositionLog,
-    names: Iterable[str],
-    *,
-    rng: np.random.Generator,
-    seeds: Sequence[int] = SEEDS,
-    n_resamples: int = 1000,
-) -> pd.DataFrame:
-    """What "ties go to the lowest index" is worth: columns policy, as_listed, reversed (block efficiency with the arms
-    in that order), and their paired difference value, low, high.
-    """
-    turned = replace(
-        log,
-        arms=log.arms[::-1],
-        proposed=log.proposed[:, ::-1],
-        accepted=log.accepted[:, ::-1],
-        source=None,
-        stats={n: v[:, ::-1] for n, v in log.stats.items()},
-    )
     rows = []
-    for name in allowed(log, names):
-        pair = []
-        for part in (log, turned):
-            policy = policy_by_name(name, part)
-            pair.append(evaluate(part, policy, feedback=late(policy), seeds=seeds)[0])
-        gap = bootstrap_requests(
-            lambda s: pooled_ratio(s[:, 1]) - pooled_ratio(s[:, 0]),
-            np.stack([p.totals for p in pair], axis=1),
-            strata=log.workload,
-            rng=rng,
-            n_resamples=n_resamples,
-        )
-        rows.append(
-            {
-                "policy": name,
-                "as_listed": pair[0].block_efficiency,
-                "reversed": pair[1].block_efficiency,
-                "value": gap.value,
-                "low": gap.low,
-                "high": gap.high,
-            }
-        )
-    return pd.DataFrame(rows, columns=["policy", "as_listed", "reversed", "value", "low", "high"])
+    for name, policy in policies.items():
+        parameter, grid = CATALOGUE[name].parameter, CATALOGUE[name].grid or (None,)
+        for place, value in enumerate(grid, start=1):
+            setting = replace(policy, **{parameter: value}) if parameter else policy
+            rows.append((name, parameter, value, place, setting))
+    table = pd.DataFrame(rows, columns=["policy", "parameter", "value", "place", "setting"])
+    feedback = live_feedback if kind == "live" else lambda policy: feedback_kinds(policy)[0]
+    settings = [(setting, feedback(setting)) for setting in table.setting]
+    return table, play(log, settings, reset=reset, **options)
+
+
+def tuned(log: PositionLog, policies: Mapping[str, Policy], **options) -> dict[str, Policy]:
+    """The setting of each policy with the highest block efficiency on training requests; the first of equals."""
+    table, found = trials(log, policies, kind="first", **options)
+    table["efficiency"] = [run.block_efficiency for run in found]
+    best = table.groupby("policy", sort=False).efficiency.idxmax()
+    return {name: table.setting[i] for name, i in best.items()}
 
 
 # ---- the policy table
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One policy of the table, in all its setups."""
-
-    name: str
-    train: PositionLog
-    test: PositionLog
-    seeds: tuple[int, ...]
-    tuned: bool
-
-
-def _run_job(job: _Job) -> list[tuple[dict, Replay]]:
-    """Rows (without intervals) and totals of one policy; none when the log lacks what the policy needs."""
-    try:
-        base = policy_by_name(job.name, job.test, fit_on=job.train)
-    except SpecselError:
-        return []
-    if isinstance(base, Plan):
-        found, _ = evaluate(job.test, base, name=job.name)
-        return [
-            (
-                {
-                    "policy": job.name,
-                    "source": "",
-                    "sees": "hindsight",
-                    "context": "hindsight",
-                    "feedback": "",
-                    "reset": "",
-                    "setting": "",
-                },
-                found,
-            )
-        ]
-    rows, keeps = [], job.name in PERSISTENT or (base.reads and base.sees != "nothing")
-    for reset in ("request", "never") if keeps else ("request",):
-        policy = base
-        if job.tuned and job.name in GRIDS:
-            some = slice(TUNE_ONE_BY_ONE) if reset == "never" else slice(None)
-            options = {"feedback": setups(base)[0], "reset": reset, "seeds": job.seeds[:FEW]}
-            policy = tune(job.train.select(some), job.name, **options)
-        for feedback, (found, spread) in _evaluate_each(job.test, policy, reset, job).items():
-            shown = "" if policy.sees == "nothing" else feedback
-            rows.append(
-                (
-                    {
-                        "policy": job.name,
-                        "source": policy.source,
-                        "sees": policy.sees,
-                        "context": context_of(policy),
-                        "feedback": shown,
-                        "reset": reset,
-                        "setting": repr(policy),
-                        "seed_sd": spread,
-                    },
-                    found,
-                )
-            )
-    return rows
-
-
-def _evaluate_each(log: PositionLog, policy: Policy, reset: str, job: _Job) -> dict[str, tuple[Replay, float | None]]:
-    """``evaluate`` under every kind of feedback; with state kept, where steps are many and small, all run together."""
-    kinds = setups(policy)
-    if reset == "request":
-        return {f: evaluate(log, policy, feedback=f, seeds=job.seeds, name=job.name) for f in kinds}
-    seeds = job.seeds[:FEW] if policy.draws(log.n_arms) else (None,)
-    runs = replay_runs(log, policy, [(s, f) for f in kinds for s in seeds], reset=reset, name=job.name)
-    return {f: _pooled(runs[i * len(seeds) : (i + 1) * len(seeds)]) for i, f in enumerate(kinds)}
-
-
-def compare(
+def policy_table(
     train: PositionLog,
     test: PositionLog,
     *,
-    rng: np.random.Generator,
     names: Iterable[str] | None = None,
-    seeds: Sequence[int] = SEEDS,
-    tuned: bool = True,
-    n_resamples: int = 2000,
+    costs: Costs | None = None,
+    seeds: Sequence[int] = range(20),
+    tune: bool = True,
     workers: int = 1,
-) -> pd.DataFrame:
-    """The policy table on the test requests, one row per policy, feedback and reset.
+) -> tuple[pd.DataFrame, dict[str, Replay]]:
+    """Every policy that the log allows on the test requests, under every kind of feedback: a row each, and its replay.
 
-    A policy is tuned once per reset, under the first kind of feedback it takes, and then frozen. (With state kept, on
-    at most ``TUNE_ONE_BY_ONE`` training requests, and the table has at most ``FEW`` seeds.)
-
-    Columns: policy, source, sees, context (see `catalogue.context_of`), feedback, reset, setting, seed_sd,
-    block_efficiency, then ``fixed`` and ``dp``: the paired
-    difference to the best fixed arm and to the exact oracle (tokens per block) with ``_low``, ``_high``, ``fixed_p``
-    after Holm's correction (``attrs["least_p"]`` is the smallest that so many resamples can give); ``share:ARM`` are
-    shares of blocks. Policies that the log does not allow are left out.
-    ``workers`` processes share the work; the table does not depend on their number.
+    A policy is tuned once per reset, under the first kind of feedback that it takes, and then frozen. (With state kept,
+    on at most ``TUNE_ONE_BY_ONE`` training requests, and with at most ``FEW`` seeds.) The rows are named; columns:
+    policy, source, sees, context (see `catalogue.context_of`), feedback, reset, setting, seed_sd. ``workers`` processes
+    share the policies; the table does not depend on their number.
     """
-    check = fixed(test, test.n_arms - 1)
-    if not np.array_equal(check.totals, replay(test, Fixed(test.n_arms - 1)).totals):
-        raise SpecselError(f"{test.run}: two ways of replaying {check.policy} disagree; run `specsel log validate`")
-    if names is None:
-        names = (*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *learner_names())
-    jobs = [_Job(n, train, test, tuple(seeds), tuned) for n in names]
+    names = [*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *CATALOGUE] if names is None else list(names)
+    shares = [names[i::workers] for i in range(workers)]
+    work = partial(_rows, train, test, costs=costs, seeds=seeds, tune=tune)
     if workers > 1:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork of threads may hang
-            parts = list(pool.map(_run_job, jobs[::-1]))[::-1]  # those with context take longest and stand last
+            parts = list(pool.map(work, shares))
     else:
-        parts = [_run_job(job) for job in jobs]
-    rows = [row for part in parts for row in part]
-    gaps = _differences(test, [found for _, found in rows], rng, n_resamples)
-    for i, (row, found) in enumerate(rows):
-        row["block_efficiency"] = found.block_efficiency
-        for label in ("fixed", "dp"):
-            gap = gaps[i, label]
-            row.update({label: gap.value, f"{label}_low": gap.low, f"{label}_high": gap.high})
-        row["fixed_p"] = gaps[i, "fixed"].p
-        row.update({f"share:{a}": s for a, s in zip(test.arms, found.shares, strict=True)})
-    table = pd.DataFrame([row for row, _ in rows])
-    table = table.assign(fixed_p=holm(table["fixed_p"].fillna(1.0).to_numpy(dtype=float)))
-    table.attrs["least_p"] = min(1.0, 2 * len(table) / (n_resamples + 1))
-    return table
+        parts = [work(share) for share in shares]
+    found = sorted((row for part in parts for row in part), key=lambda row: names.index(row[0]["policy"]))
+    table = pd.DataFrame([row for row, _ in found], index=[_row_name(row) for row, _ in found])
+    return table, {name: run for name, (_, run) in zip(table.index, found, strict=True)}
 
 
-def _differences(
-    log: PositionLog, found: list[Replay], rng: np.random.Generator, n_resamples: int
-) -> dict[tuple[int, str], Estimate]:
-    """Block efficiency minus that of the best fixed arm (chosen in every resample), and minus the exact oracle's."""
-    n = len(found)
-    totals = [*(f.totals for f in found), *(fixed(log, k).totals for k in range(log.n_arms)), oracle_dp(log).totals]
-    statistics = {}
-    for i in range(n):
-        statistics[i, "fixed"] = lambda s, i=i: pooled_ratio(s[..., i, :]) - _best_ratio(s[..., n:-1, :])
-        statistics[i, "dp"] = lambda s, i=i: pooled_ratio(s[..., i, :]) - pooled_ratio(s[..., -1, :])
-    null = {name: 0.0 for name in statistics if name[1] == "fixed"}
-    return bootstrap_many(
-        statistics, np.stack(totals, axis=1), strata=log.workload, rng=rng, n_resamples=n_resamples, null=null
-    )
-
-
-def _best_ratio(sums: np.ndarray) -> np.ndarray:
-    """Highest block efficiency over arms, (..., K, 2) -> (...)."""
-    return pooled_ratio(sums).max(axis=-1)
-
-
-# ---- the workload-level hypothesis
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a simulation says contextual Thompson sampling gains by workload, and what exact replay says."""
-
-    predicted: Estimate  # relative gain over the best fixed arm, on the simulated log
-    measured: Estimate  # the same on the measured log
-    predicted_headroom: Estimate  # of the best arm per workload, on the simulated log
-    measured_headroom: Estimate
-    verdict: str
-
-
-def gain_over_best_fixed(
-    log: PositionLog, found: Replay, *, rng: np.random.Generator, n_resamples: int = 2000
-) -> Estimate:
-    """Relative gain in block efficiency over the best fixed arm, which is chosen anew in every resample."""
-    arms = np.stack([found.totals] + [fixed(log, k).totals for k in range(log.n_arms)], axis=1)
-    return bootstrap_requests(
-        lambda s: pooled_ratio(s[:, 0]) / _best_ratio(s[:, 1:]) - 1,
-        arms,
-        strata=log.workload,
-        rng=rng,
-        n_resamples=n_resamples,
-    )
-
-
-def workload_hypothesis(
-    simulated: PositionLog,
-    measured: PositionLog,
+def _rows(
+    train: PositionLog,
+    test: PositionLog,
+    names: Iterable[str],
     *,
-    rng: np.random.Generator,
-    seeds: Sequence[int] = SEEDS,
-    n_resamples: int = 2000,
-) -> Prediction:
-    """Run contextual Thompson sampling (context: the workload, state kept, mixed traffic) on both logs and compare."""
-    gains, limits = [], []
-    for log in (simulated, measured):
-        mixed = log.select(rng.permutation(log.n_requests))
-        found, _ = evaluate(mixed, policy_by_name("contextual_thompson", mixed), reset="never", seeds=seeds)
-        gains.append(gain_over_best_fixed(mixed, found, rng=rng, n_resamples=n_resamples))
-        limits.append(
-            gain_over_best_fixed(
-                mixed, follow(mixed, oracle_plan(mixed, "best_fixed_workload")), rng=rng, n_resamples=n_resamples
-            )
-        )
-    return Prediction(*gains, *limits, verdict=verdict(*gains))
+    costs: Costs | None,
+    seeds: Sequence[int],
+    tune: bool,
+) -> list[tuple[dict, Replay]]:
+    """Rows and replays of some policies; those that keep their state run in the same steps."""
+    made = allowed(test, names, fit_on=train, costs=costs)
+    found = [(_row(name, plan, "", ""), follow(test, plan)) for name, plan in made.items() if isinstance(plan, Plan)]
+    learners = {name: policy for name, policy in made.items() if isinstance(policy, Policy)}
+    kept = {n: p for n, p in learners.items() if CATALOGUE[n].kept or (p.reads and p.sees != "nothing")}
+    for reset, group in [("request", {n: p}) for n, p in learners.items()] + [("never", kept)] * bool(kept):
+        part, few = (train, seeds) if reset == "request" else (train.select(slice(TUNE_ONE_BY_ONE)), seeds[:FEW])
+        grids = {n: p for n, p in group.items() if tune and CATALOGUE[n].parameter}
+        group = group | (tuned(part, grids, reset=reset, seeds=seeds[:FEW]) if grids else {})
+        settings = [(name, policy, kind) for name, policy in group.items() for kind in feedback_kinds(policy)]
+        runs = play(test, [(policy, kind) for _, policy, kind in settings], reset=reset, seeds=few)
+        found += [(_row(n, p, kind, reset, run.seed_sd), run) for (n, p, kind), run in zip(settings, runs, strict=True)]
+    return found
 
 
-def verdict(predicted: Estimate, measured: Estimate) -> str:
-    """One sentence: is the prediction inside the measured interval, and does the measured gain differ from none?"""
-    if predicted.value is None or not measured.defined:
-        return "The log is too small to judge the prediction."
-    effect = "a gain" if measured.low > 0 else "a loss" if measured.high < 0 else "no measurable benefit"
-    inside = measured.low <= predicted.value <= measured.high
-    return f"The prediction is {'confirmed' if inside else 'falsified'}: the log shows {effect}."
+def _row(name: str, policy: Policy | Plan, kind: str, reset: str, seed_sd: float | None = None) -> dict:
+    plan = isinstance(policy, Plan)
+    return {
+        "policy": name,
+        "source": "" if plan else policy.source,
+        "sees": "hindsight" if plan else policy.sees,
+        "context": context_of(policy),
+        "feedback": "" if plan or policy.sees == "nothing" else kind,
+        "reset": reset,
+        "setting": "" if plan else repr(policy),
+        "seed_sd": seed_sd,
+    }
+
+
+def _row_name(row: Mapping[str, str]) -> str:
+    """A name that no other row has: the policy, feedback that is not bandit, and whether state is kept."""
+    kind = row["feedback"] if row["feedback"] in ("full", "delayed") else ""
+    kept = "state kept" if row["reset"] == "never" else ""
+    return ", ".join(filter(None, [row["policy"].replace(":", " "), kind, kept]))
+
+
+# ---- what a policy does on the way
+
+
+def steps(log: PositionLog, run: Replay) -> pd.DataFrame:
+    """One row per block of a replay that kept its path: workload, request, block (from 1 in its request), arm, emitted,
+    and what two others would have emitted there: best_fixed (the best fixed arm of the request), best (of this block).
+    """
+    rows, each = run.path.rows, np.arange(len(run.path.rows))
+    request, emitted = log.request_of[rows], log.emitted[rows].astype(int)
+    table = log.table[["workload", "request"]].iloc[request].reset_index(drop=True)
+    return table.assign(
+        block=each - np.concatenate([[0], np.cumsum(run.blocks)[:-1]])[request] + 1,
+        arm=np.array(log.arms, dtype=object)[run.path.arms],
+        emitted=emitted[each, run.path.arms],
+        best_fixed=emitted[each, best_arms(log, "request")[request]],
+        best=emitted.max(axis=1),
+    )
+
+
+def running_ratio(above: np.ndarray, below: np.ndarray, level: float = 0.95) -> pd.DataFrame:
+    """sum(above) / sum(below) over the first requests: request (from 1), value, low, high; at most 30 of them.
+
+    Limits are normal, of the linearised ratio of sums over independent requests; the first request has none.
+
+    >>> running_ratio(np.array([1, 1, 1]), np.array([2, 2, 4])).round(3).to_numpy().tolist()[1:]
+    [[2.0, 0.5, 0.5, 0.5], [3.0, 0.375, 0.191, 0.559]]
+    """
+    above, below, n = above.astype(float), below.astype(float), np.arange(1, len(above) + 1)
+    value = above.cumsum() / below.cumsum()
+    squares = (above**2).cumsum() - 2 * value * (above * below).cumsum() + value**2 * (below**2).cumsum()
+    half = ndtri((1 + level) / 2) * np.sqrt(np.maximum(squares, 0) * n / np.maximum(n - 1, 1)) / below.cumsum()
+    half[0] = np.nan
+    table = pd.DataFrame({"request": n, "value": value, "low": value - half, "high": value + half})
+    return table.iloc[np.unique(np.linspace(0, len(n) - 1, POINTS).astype(int))]

@@ -18,15 +18,6 @@ from scipy.special import expit
 
 from specsel.logs import CONTEXT, STATS, LogError, PositionLog, block_rows
 
-__all__ = [
-    "Model",
-    "simulate_positions",
-    "acceptance_distribution",
-    "expected_over_blocks",
-    "true_block_efficiency",
-    "true_oracle_gap",
-]
-
 QUADRATURE = 41  # nodes for the request effect; exact to about 1e-9 for request_sd up to 1
 
 
@@ -204,14 +195,6 @@ def _expected_best(chance: np.ndarray, left: int) -> np.ndarray:
     below = np.cumsum(chance, axis=-1).prod(axis=-2)  # P(no arm accepts more than j)
     exactly = np.diff(below, axis=-1, prepend=0.0)
     return exactly @ np.minimum(np.arange(chance.shape[-1]) + 1, left)
-
-
-def true_block_efficiency(model: Model) -> np.ndarray:
-    """(K,) block efficiency of every fixed arm in an infinitely long log of this model."""
-    tokens = sum(model.output_len) / 2
-    return np.array(
-        [tokens * len(model.workloads) / expected_over_blocks(model, k).sum() for k in range(len(model.arms))]
-    )
 
 
 def true_oracle_gap(model: Model, arm: int) -> float:
