@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from specsel.logs import read_log
+from specsel.stats import Resampling
 from specsel.study.drafters import repetition, still_rising
 
 Count = {"min": 1}
@@ -125,8 +125,8 @@ def _trainer(kind: str, what: str) -> Callable[..., None]:
         else:
             recipe = engine.recipe(kind, further=after is not None, **changes)
             engine.train_drafter(kind, loaded, data, out, recipe, after=after, report=_tell)
-        rng = np.random.default_rng(0)
-        print(repetition(resume, out, rng=rng) if resume else still_rising([out], rng=rng))
+        how = Resampling(2_000, seed=0)
+        print(repetition(resume, out, resampling=how) if resume else still_rising(out, resampling=how))
 
     command.__doc__ = f"""Train the {what} on the target's own answers; a stopped training goes on where it was.
 

@@ -100,12 +100,6 @@ CHARTS = {
     ),
     "spread": lambda: ch.spread_chart(spread_table()),
     "frontier": lambda: ch.frontier_chart(frontier_table(), threshold=0.4),
-    "quality": lambda: ch.quality_chart(
-        table(("drafter", ARMS), ("checkpoint", ("early", "late"))).assign(efficiency=[1.0, 2.0] * 3),
-        title="Q",
-        axis="skill",
-        reference=1.0,
-    ),
     "breakeven": lambda: ch.break_even_chart(
         0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3), gap_limits=(0.12, 0.14)
     ),
@@ -139,7 +133,7 @@ def test_intervals_are_drawn(name):
     assert spans, "no mark spans from low to high"
 
 
-@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "regret", "frontier", "quality"])
+@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "regret", "frontier"])
 def test_series_differ_by_shape_or_dash_and_not_by_colour_alone(name):
     channels = {channel for layer in CHARTS[name]().to_dict()["layer"] for channel in layer["encoding"]}
     assert "color" in channels and channels & {"shape", "strokeDash"}

@@ -16,6 +16,7 @@ from specsel.costs import load_costs
 from specsel.logs import STATS, SpecselError
 from specsel.selection.blocks import blocks
 from specsel.selection.selector import Selector, fit_selector
+from specsel.stats import Resampling
 from specsel.study import drafters
 from specsel.study.overview import engine_check
 from specsel.study.simulation import Model, simulate_positions
@@ -40,13 +41,6 @@ SAMPLES = [
 ]
 DIFFERENCE = {"workload": "chat", "request": "1", "position": 3, "margin": 1e-6}
 CHECK = {"requests": 2, "equal": 1, "blocks": 9, "tokens": 20, "differences": [DIFFERENCE]}
-PAIR = {
-    "arm": "eagle",
-    "tried": {"recipe": RECIPE | {"loss": "lk"}, "point": POINT},
-    "instead_of": {"recipe": RECIPE, "point": POINT},
-}
-COUNTS = {"workload": "chat", "prompts": 9, "training_prompts": 90, "exact": 0, "near": 0, "largest_share": 0.2}
-
 
 VALUES = [None, True, -1, 0, 10**12, 1.5, float("nan"), float("inf"), "", "1", [], [1], {}, {"a": 1}, ...]
 """What is put in place of something in a file; the ellipsis: it is removed."""
@@ -57,8 +51,8 @@ def read_selector(folder):
 
 
 def read_training(folder):
-    drafters.learning_curves([folder], rng=np.random.default_rng(0), n_resamples=9)
-    drafters.training_facts([folder])
+    for point in drafters.training_log(folder)["curve"]:
+        drafters.held_out(point, resampling=Resampling(9))
 
 
 READERS = {
@@ -68,14 +62,6 @@ READERS = {
     "engine_check.json": (
         {"log_sha256": "x", "arms": {"eagle": CHECK}},
         lambda folder: engine_check(folder, replace(LOG, sha256="x")),
-    ),
-    "variants.json": (
-        [PAIR],
-        lambda folder: drafters.variants(folder / "variants.json", rng=np.random.default_rng(0), n_resamples=9),
-    ),
-    "overlap.json": (
-        {"workloads": [COUNTS]},
-        lambda folder: drafters.told(drafters.overlap(folder / "overlap.json")),
     ),
 }
 

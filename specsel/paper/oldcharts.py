@@ -274,32 +274,6 @@ def frontier_chart(
     return _finish(alt.layer(*layers).add_params(tau), "The threshold frontier", words, note, 320)
 
 
-def quality_chart(
-    table: pd.DataFrame, *, title: str, axis: str, reference: float, percent: bool = False, series: str = "drafter"
-) -> alt.LayerChart:
-    """A quantity against the block efficiency of a drafter, a point with its interval per checkpoint; `quality.points`.
-
-    Columns: efficiency, value, low, high, checkpoint, and the one that `series` names.
-    """
-    kept, note = rows_of(table, ["efficiency", "value"])
-    base, (colour, shape, dash) = alt.Chart(data(kept)), _looks(series, _order(kept, series))
-    x = alt.X("efficiency:Q", title="block efficiency of the drafter, tokens per block", scale=alt.Scale(zero=False))
-    form = ".0%" if percent else ".3~f"
-    y, low = (
-        alt.Y(f"{n}:Q", title=axis, axis=alt.Axis(format=form), scale=alt.Scale(zero=False)) for n in ("value", "low")
-    )
-    dot = {"shape": shape, "tooltip": _tips([series, "checkpoint"], ["efficiency", "value", "low", "high"])}
-    layers = (
-        _dashed({"at": [float(reference)]}, y="at:Q"),
-        base.mark_rule(strokeWidth=2).encode(x=x, y=low, y2="high:Q", color=colour),
-        base.mark_line().encode(x=x, y=y, color=colour, strokeDash=dash),
-        base.mark_point(size=80, filled=True, opacity=1).encode(x=x, y=y, color=colour, **dot),
-    )
-    values = say(kept, [series, "checkpoint"], "value")
-    words = f"{title}. {axis} against block efficiency, with 95 % intervals. {values}."
-    return _finish(alt.layer(*layers), title, words, note, 280)
-
-
 SPEED = "(1 + datum.capture * datum.gap) * (1 + datum.rho) / (1 + datum.rho + datum.rate * (datum.rho + alpha))"
 RHO_GRID = tuple(round(0.01 * i, 2) for i in range(61))
 
