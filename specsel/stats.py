@@ -161,6 +161,8 @@ def _estimates(
     sample: _Sample, functions: Sequence[Function], about: np.ndarray, nulls: Sequence[float | None], how: Resampling
 ) -> list[Estimate]:
     """One Estimate per function, about some requests (R,) bool, all from the same draws."""
+    if not functions:
+        return []
     drawn_apart = np.zeros(len(about), dtype=bool)
     drawn_apart[np.concatenate([*sample.groups, np.zeros(0, dtype=int)])] = True
     n, varies = int(about.sum()), about.sum() > 1 and bool(drawn_apart[about].any())

@@ -18,7 +18,7 @@ from specsel.selection.blocks import blocks
 from specsel.selection.selector import Selector, fit_selector
 from specsel.stats import Resampling
 from specsel.study import drafters
-from specsel.study.overview import engine_check
+from specsel.study.checks import engine_check
 from specsel.study.simulation import Model, simulate_positions
 
 LOG = simulate_positions(Model(requests_per_workload=4, output_len=(20, 30)), rng=np.random.default_rng(3))
