@@ -423,7 +423,7 @@ def test_the_page_computes_the_speed_that_the_package_computes(chromium, site, m
     """
     from specsel.costs import best_of_n
 
-    gap = json.loads((measured / "html/claims.json").read_text("utf-8"))["06_breakeven.oracle_gap"]["value"]
+    gap = json.loads((measured / "html/claims.json").read_text("utf-8"))["05_intervals.oracle_gap"]["value"]
     page = chromium.new_page()
     page.goto(f"{site}notebooks/06_breakeven.html", wait_until="networkidle")
     page.wait_for_function("() => [...document.querySelectorAll('.vl-chart')].every(e => e.dataset.ready)")

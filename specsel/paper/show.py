@@ -119,4 +119,4 @@ def _title(head: tuple[str, ...], column: Sequence[Claim | None]) -> str:
     units = {c.unit for c in column if c and not isinstance(c.value, str)}
     unit = units.pop().replace("/", " per ") if len(units) == 1 else ""
     words = " · ".join((part.replace("_", " ") if part in UNITS else part) for part in head if part)
-    return f"{words or 'all'}, {unit}" if unit.startswith("tokens") else words or "all"
+    return f"{words or 'all'}, {unit}" if unit.startswith("tokens") and unit != words else words or "all"
