@@ -134,17 +134,3 @@ def test_tables_of_a_degenerate_log_are_empty_or_undefined_but_there():
     assert dg.importance(tied, table, rng=rng()).empty
     curve = dg.learning_curve(tied, rng=rng(), shares=(1.0,), n_resamples=20)
     assert curve["fitted"].tolist() == [0.0] and curve["skill"].tolist() == [None]
-
-
-def test_survival_of_the_golden_log_is_the_expected_one():
-    """expected.json, dflash_run: survival 0.545455, 0.181818, 0.181818, 0, 0, 0, 0."""
-    found = dg.survival(read_log(CASES / "golden_small.jsonl"), rng=rng(), n_resamples=20)
-    share = found[found["arm"] == "dflash"]["share"]
-    assert share.tolist() == pytest.approx([0.545455, 0.181818, 0.181818, 0, 0, 0, 0], abs=1e-6)
-
-
-def test_winners_count_every_block_once(blocks):
-    winners = dg.who_wins(blocks)
-    assert winners["blocks"].sum() == blocks.n_blocks and set(winners["best"]) == {*blocks.arms, "tie"}
-    tied = dg.who_wins(dominant_blocks(read_log(CASES / "all_tied.jsonl")))
-    assert tied[tied["best"] != "tie"]["blocks"].sum() == 0 and tied["blocks"].sum() == 10

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
-from specsel.logs import STATS, BlockLog, PositionLog, block_view
+from specsel.logs import STATS, BlockLog
 from specsel.study.oldlogistic import NotFitted, feature_matrix, fit_selector, untuned
 from specsel.study.oldredraft import capture, first_arm, gains, oracle_gap, redraft_rate, redraft_sums, skill
 from specsel.study.oldselector import LowoTable
@@ -311,41 +311,3 @@ def _cross_fitted(blocks: BlockLog, held: np.ndarray, features: Sequence[str]) -
 
 
 # ---- the pool itself
-
-
-def survival(log: PositionLog, *, rng: np.random.Generator, n_resamples: int = 2_000) -> pd.DataFrame:
-    """Share of an arm's blocks that accept at least k drafted tokens, k = 1..L, over the blocks of its own run (logged
-    blocks of an anchored log). Columns: arm, k, share, low, high, blocks.
-    """
-    rows, steps = [], np.arange(1, log.draft_len + 1)
-    for k, arm in enumerate(log.arms):
-        view = block_view(log, k if log.complete else None)
-        reached = np.column_stack([view.accepted[:, k, None] >= steps, np.ones(view.n_blocks)])
-        sums = request_sums(reached.astype(float), view.request_of, log.n_requests)
-        found = bootstrap_many(
-            {step: lambda s, i=step - 1: ratio(s[..., i], s[..., -1]) for step in steps.tolist()},
-            sums,
-            strata=log.workload,
-            rng=rng,
-            n_resamples=n_resamples,
-        )
-        rows += [
-            {"arm": arm, "k": step, "share": e.value, "low": e.low, "high": e.high, "blocks": view.n_blocks}
-            for step, e in found.items()
-        ]
-    return pd.DataFrame(rows)
-
-
-def who_wins(blocks: BlockLog) -> pd.DataFrame:
-    """Blocks per workload whose longest draft is one arm's alone, or shared ("tie"): workload, best, blocks."""
-    counts = blocks.emitted
-    top = counts == counts.max(axis=1, keepdims=True)
-    best = np.where(top.sum(axis=1) > 1, len(blocks.arms), top.argmax(axis=1))
-    names = (*blocks.arms, "tie")
-    return pd.DataFrame(
-        [
-            {"workload": workload, "best": name, "blocks": int(((best == k) & (blocks.workload_of == w)).sum())}
-            for w, workload in enumerate(blocks.workloads)
-            for k, name in enumerate(names)
-        ]
-    )
