@@ -580,6 +580,16 @@ def test_a_head_of_another_log_is_refused(run, tmp_path):
     assert {f.field for f in validate(b)} >= {"manifest.label", "manifest.arms"}
 
 
+@pytest.mark.parametrize("arms", [["eagle", "dflash"], ["dflash", "eagle", "cascade", "ngram"]])
+def test_a_file_that_says_nothing_does_not_borrow_a_label(run, tmp_path, arms):
+    """Beside one that does; whichever comes first, and whatever their arms."""
+    other = write_log(tmp_path / "other", read_log(run).only(["chat"]).pool(arms))
+    one, bare = convert(other, tmp_path / "one.jsonl"), tmp_path / "bare.jsonl"
+    bare.write_bytes(lines(RECORDS[:12]))
+    for order in ([one, bare], [bare, one]):
+        assert any(f.field == "label" and f.file == str(bare) for f in validate(order))
+
+
 def test_equal_faults_are_told_once(tmp_path):
     (tmp_path / "log.jsonl").write_bytes(lines([{n: v for n, v in r.items() if n != "on_path"} for r in RECORDS]))
     faults = validate(tmp_path / "log.jsonl")

@@ -36,9 +36,7 @@ def match_lengths(tokens: np.ndarray, longest: int = LONGEST_MATCH) -> np.ndarra
     """
     tokens = np.asarray(tokens)
     found = np.zeros(len(tokens) + 1, dtype=int)
-    code = np.zeros(
-        len(tokens) + 1, dtype=np.int64
-    )  # of the n-gram that ends before i; n-grams are numbered anew for each n
+    code = np.zeros(len(tokens) + 1, dtype=np.int64)  # of the n-gram that ends before i, numbered anew for each n
     ids = np.unique(tokens, return_inverse=True)[1]
     for n in range(1, min(longest, len(tokens)) + 1):
         pairs = code[n - 1 : -1] * (len(tokens) + 1) + ids[n - 1 :]
@@ -66,12 +64,11 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
         )
     parts = [(_workload(file), *row) for file in files for row in _read_file(file)]
     if doubled := sum(p[3]["doubled_begin"] for p in parts):
-        warnings.warn(
+        told = (
             f"{path}: {doubled:,} of {len(parts):,} prompts begin with one token twice, most likely a begin token of "
-            "the template and one of the tokenizer: acceptance may be lower than after a well-formed prompt",
-            LogWarning,
-            stacklevel=2,
         )
+        told += "the template and one of the tokenizer: acceptance may be lower than after a well-formed prompt"
+        warnings.warn(told, LogWarning, stacklevel=2)
     emitted, matched = (np.concatenate([p[n] for p in parts]) for n in (1, 2))
     lengths = np.array([len(p[1]) for p in parts])
     starts = np.concatenate([[0], np.cumsum(lengths)])

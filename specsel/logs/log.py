@@ -244,32 +244,29 @@ def summary(log: PositionLog) -> dict:
     logged blocks and block efficiency is None, because no arm but the logged one could be replayed.
     """
     views = [block_view(log, k if log.complete else None) for k in range(log.n_arms)]
+    names = np.array(log.workloads, dtype=object)
+    blocks = [
+        pd.DataFrame(
+            {"workload": names[v.workload_of], "arm": arm, "accepted": v.accepted[:, k], "emitted": v.emitted[:, k]}
+        )
+        for k, (arm, v) in enumerate(zip(log.arms, views, strict=True))
+    ]
+    means = pd.concat(blocks).groupby(["workload", "arm"])[["accepted", "emitted"]].mean()
+    table = log.table if log.request_table is None else log.request_table  # requests that ended at once are in it, too
+    requests, positions = table["workload"].value_counts(), pd.Series(names[log.workload_of]).value_counts()
 
-    def per_workload(values: np.ndarray | None, of: np.ndarray) -> list[float]:
-        return np.bincount(of, weights=values, minlength=len(log.workloads)).tolist()
+    def per_arm(mean: pd.Series) -> dict:
+        return {w: {arm: mean.get((w, arm)) for arm in log.arms} for w in log.workloads}
 
-    def means(name: str) -> dict:
-        sums = [per_workload(getattr(v, name)[:, k], v.workload_of) for k, v in enumerate(views)]
-        sizes = [per_workload(None, v.workload_of) for v in views]
-        return {
-            w: {a: sums[k][n] / sizes[k][n] if sizes[k][n] else None for k, a in enumerate(log.arms)}
-            for n, w in enumerate(log.workloads)
-        }
-
-    table = (
-        log.table if log.request_table is None else log.request_table
-    )  # which has the requests that ended at once too
-    counts = table["workload"].value_counts().reindex(log.workloads, fill_value=0)
-    none = {w: dict.fromkeys(log.arms) for w in log.workloads}
     return {
         "run": log.run,
         "label": log.label,
         "arms": list(log.arms),
         "draft_len": log.draft_len,
-        "requests": {w: int(n) for w, n in counts.items()},
-        "positions": dict(zip(log.workloads, map(int, per_workload(None, log.workload_of)), strict=True)),
-        "mean_accepted": means("accepted"),
-        "block_efficiency": means("emitted") if log.complete else none,
+        "requests": {w: int(requests.get(w, 0)) for w in log.workloads},
+        "positions": {w: int(positions.get(w, 0)) for w in log.workloads},
+        "mean_accepted": per_arm(means["accepted"]),
+        "block_efficiency": per_arm(means["emitted"] if log.complete else pd.Series(dtype=float)),
     }
 
 

@@ -52,6 +52,7 @@ class Lines:
     def __init__(self):
         self.said: dict = {}  # the manifest of the folder, or the head of the plain file
         self.said_by = ""
+        self.bare: list[str] = []  # files about which nothing is said
         self.table: list[dict] = []  # rows of the table of requests
         self.arms: tuple[str, ...] = ()
         self.keys: dict[tuple[str, str], int] = {}  # (workload, request) -> number
@@ -64,7 +65,7 @@ class Lines:
     def take(self, said: dict, name: str) -> None:
         """Note what a folder or file says about its lines; parts of one log have equal settings."""
         if not self.said:
-            self.said, self.said_by, self.arms = said, name, tuple(said["arms"])
+            self.said, self.said_by, self.arms = said, name, self.arms or tuple(said["arms"])
             return
         for field in SETTINGS:
             if said[field] != (there := self.said[field]):
@@ -82,6 +83,8 @@ class Lines:
         if '"manifest"' in lines[0][:200]:
             self.head(lines[0], name)
             lines[0] = ""
+        elif not named:
+            self.bare.append(name)
         for start in range(0, len(lines), CHUNK):
             numbers, records = [], []
             for at, line in enumerate(lines[start : start + CHUNK], start + 1):
@@ -301,6 +304,9 @@ def _read_lines(files: list[tuple[Path, int | None]], said: list[tuple[dict, str
             message = f"is {expected} in manifest.json, but the file has {found}; collect the run again"
             lines.faults.append(Fault(str(path), None, "lines", message))
         lines.read(text, str(path), number=number, named=expected is not None)
+    if lines.said:
+        message = f"is not stated, but it is {lines.said['label']} in {lines.said_by}; read the two apart"
+        lines.faults += [Fault(name, None, "label", message) for name in lines.bare]
     return lines
 
 

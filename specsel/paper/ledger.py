@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from specsel.logs.records import project_folder, write_bytes_atomically
+from specsel.logs import project_folder, write_bytes_atomically
 from specsel.paper.claims import UNITS, Claim, ClaimError, Label, cite, dump_claims, format_value, make_claim
 from specsel.paper.show import Shown, escaped, grid, mark
 
