@@ -268,10 +268,3 @@ def summary(log: PositionLog) -> dict:
         "mean_accepted": per_arm(means["accepted"]),
         "block_efficiency": per_arm(means["emitted"] if log.complete else pd.Series(dtype=float)),
     }
-
-
-def __getattr__(name: str) -> object:
-    """Names that moved: read them from ``specsel.logs``."""
-    from specsel import logs
-
-    return getattr(logs, name)

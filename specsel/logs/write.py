@@ -55,27 +55,22 @@ def _plain(value: object) -> object:
 def log_rows(log: PositionLog, workload: int) -> Iterator[dict]:
     """The records of one workload, in the order of the log; fields that an arm nowhere has are left out."""
     kept = [[n for n, v in log.stats.items() if not np.isnan(v[:, k]).all()] for k in range(log.n_arms)]
-    whole = [(n, v.astype(object)) for n, v in (("proposed", log.proposed), ("accepted", log.accepted))]
-    for request in np.flatnonzero(log.workload == workload):
-        for row in range(log.starts[request], log.starts[request + 1]):
-            asked = log.proposed[row] >= 0
-            arms = {
-                name: {n: v[row, k] if asked[k] else None for n, v in whole}
-                | {n: _number(n, log.stats[n][row, k]) for n in kept[k]}
-                for k, name in enumerate(log.arms)
-            }
-            if log.source is not None:
-                for name, source in zip(log.arms, log.source[row], strict=True):
-                    arms[name] |= {} if source < 0 else {"source": log.arms[source]}
-            yield {
-                "workload": log.workloads[workload],
-                "request": log.requests[request],
-                "position": log.position[row],
-                "remaining": log.remaining[row],
-                "on_path": log.on_path[row],
-                "context": {n: _number(n, v[row]) for n, v in log.context.items()},
-                "arms": arms,
-            }
+    request_of = log.request_of
+    for row in np.flatnonzero(log.workload[request_of] == workload):
+        arms = {}
+        for k, name in enumerate(log.arms):
+            asked = log.proposed[row, k] >= 0
+            arms[name] = {n: getattr(log, n)[row, k] if asked else None for n in ("proposed", "accepted")}
+            arms[name] |= {n: _number(n, log.stats[n][row, k]) for n in kept[k]}
+            if log.source is not None and (used := log.source[row, k]) >= 0:
+                arms[name]["source"] = log.arms[used]
+        yield {
+            "workload": log.workloads[workload],
+            "request": log.requests[request_of[row]],
+            **{n: getattr(log, n)[row] for n in ("position", "remaining", "on_path")},
+            "context": {n: _number(n, v[row]) for n, v in log.context.items()},
+            "arms": arms,
+        }
 
 
 def _number(name: str, value: float) -> float | int:
