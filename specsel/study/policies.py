@@ -7,6 +7,7 @@ policies decide, comparisons and intervals (`specsel.stats`), charts, prose.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -24,6 +25,7 @@ from specsel.replay import Plan, Policy, Replay, Run, best_arms, follow, replay_
 
 FEW = 5  # seeds for tuning, and where state is kept
 TUNE_ONE_BY_ONE = 40  # training requests for tuning with state kept, where requests cannot run side by side
+LARGE = 20_000  # positions, from which a second process is worth its start
 POINTS = 30  # of a curve
 Setting = tuple[Policy, str]  # a policy and the kind of feedback that it gets
 
@@ -91,7 +93,10 @@ def trials(
     table = pd.DataFrame(rows, columns=["policy", "parameter", "value", "place", "setting"])
     feedback = live_feedback if kind == "live" else lambda policy: feedback_kinds(policy)[0]
     settings = [(setting, feedback(setting)) for setting in table.setting]
-    return table, play(log, settings, reset=reset, **options)
+    if reset == "never":  # a step serves one block of each run, so together they cost least
+        return table, play(log, settings, reset=reset, **options)
+    parts = [[settings[i] for i in rows.index] for _, rows in table.groupby("policy", sort=False)]
+    return table, [run for part in parts for run in play(log, part, reset=reset, **options)]
 
 
 def tuned(log: PositionLog, policies: Mapping[str, Policy], **options) -> dict[str, Policy]:
@@ -113,15 +118,17 @@ def policy_table(
     costs: Costs | None = None,
     seeds: Sequence[int] = range(20),
     tune: bool = True,
-    workers: int = 1,
+    workers: int | None = None,
 ) -> tuple[pd.DataFrame, dict[str, Replay]]:
     """Every policy that the log allows on the test requests, under every kind of feedback: a row each, and its replay.
 
     A policy is tuned once per reset, under the first kind of feedback that it takes, and then frozen. (With state kept,
     on at most ``TUNE_ONE_BY_ONE`` training requests, and with at most ``FEW`` seeds.) The rows are named; columns:
     policy, source, sees, context (see `catalogue.context_of`), feedback, reset, setting, seed_sd. ``workers`` processes
-    share the policies; the table does not depend on their number.
+    share the policies (None: the processors, up to four, where the log is large enough); the table does not depend on
+    their number.
     """
+    workers = workers or (min(4, os.cpu_count() or 1) if test.n_positions > LARGE else 1)
     names = [*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *CATALOGUE] if names is None else list(names)
     shares = [names[i::workers] for i in range(workers)]
     work = partial(_rows, train, test, costs=costs, seeds=seeds, tune=tune)
