@@ -13,9 +13,10 @@ import time
 import numpy as np
 
 from specsel.logs import read_log
+from specsel.selection import redraft
+from specsel.selection.blocks import blocks as blocks_of
+from specsel.stats import Resampling, by
 from specsel.study.headline import headline
-from specsel.study.oldredraft import dominant_blocks, oracle_gap, redraft_sums
-from specsel.study.oldstats import bootstrap_requests
 from specsel.study.simulation import Model, simulate_positions
 
 
@@ -53,24 +54,21 @@ def main():
     options = parser.parse_args()
     requests = options.requests if options.blocks is None else round(options.blocks / 51)
     log = read_log(options.run) if options.run else simulated(requests)
-    blocks = dominant_blocks(log)
-    size = f"{log.n_positions:,} positions, {blocks.n_blocks:,} blocks, {log.n_requests:,} requests"
+    blocks = blocks_of(log)
+    size = f"{log.n_positions:,} positions, {len(blocks):,} blocks, {log.n_requests:,} requests"
     print(f"{log.run}: {size}", flush=True)
     start = time.perf_counter()
-    seconds, claims = timed(lambda: headline(log, rng=np.random.default_rng(0)))
+    seconds, claims = timed(lambda: headline(log))
     print(
         f"headline, {len(claims)} claims, 10,000 resamples each: {time.perf_counter() - start:.2f} s, "
         f"{seconds:.2f} processor seconds, {os.cpu_count()} cores",
         flush=True,
     )
-    sums = redraft_sums(blocks, np.zeros(blocks.n_blocks, dtype=bool))
-    fast, _ = timed(lambda: bootstrap_requests(oracle_gap, sums, strata=blocks.workload, rng=np.random.default_rng(0)))
-    counts, few = blocks.emitted, 20
-    slow, _ = timed(
-        lambda: loop_over_rows(
-            counts.max(axis=1), counts[:, blocks.arms.index(blocks.path_arm)], few, np.random.default_rng(0)
-        )
-    )
+    requests, few = redraft.requests(blocks, np.zeros(len(blocks))), 20
+    gap = {"oracle_gap": redraft.oracle_gap}
+    fast, _ = timed(lambda: by(requests, gap, groups=["all"], resampling=Resampling(seed=0)))
+    best, own = blocks.best.to_numpy(), blocks.own.to_numpy()
+    slow, _ = timed(lambda: loop_over_rows(best, own, few, np.random.default_rng(0)))
     slow *= 10_000 / few
     print(
         f"oracle gap, 10,000 resamples of requests: {fast:.3f} s; Python loop over block rows: {slow:.1f} s "

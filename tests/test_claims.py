@@ -39,7 +39,7 @@ def test_a_claim_carries_label_interval_n_method_and_origin(ledger):
         "BCa",
     )
     assert claim.origin == {"notebook": "03_replay", "run": "tiny", "log_sha256": "abc", "function": "oracle_gap"}
-    assert claim._repr_markdown_() == "**gap**: 13.3 % [12.3, 14.2] [MEASURED], n = 128"
+    assert render(claim, counts=True) == "13.3 % [12.3, 14.2] [MEASURED], n = 128"
 
 
 def test_a_headline_without_interval_cannot_be_built(ledger):

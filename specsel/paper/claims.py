@@ -96,9 +96,6 @@ class Claim:
     def __str__(self) -> str:
         return render(self)
 
-    def _repr_markdown_(self) -> str:
-        return f"**{self.name}**: {render(self, counts=True)}"
-
 
 def make_claim(
     name: str | tuple[str, ...],
@@ -191,15 +188,6 @@ def render(claim: Claim, spec: str = "", *, bare: bool = False, counts: bool = F
         low, high = (format_value(x, claim.unit, spec, like=claim.value, bare=True) for x in (claim.low, claim.high))
         text += f" [{low}, {high}]"
     return f"{text} [{claim.label}]" + (f", n = {claim.n:,}" if counts and claim.n is not None else "")
-
-
-def in_table(claim: Claim) -> str:
-    """The text of a claim in a table, whose head carries label and unit: value [low, high].
-
-    >>> in_table(Claim("block_efficiency", 1.9, "tokens/block", Label.MEASURED, 1.8, 2.0, 0.95, 64, "BCa"))
-    '1.900 [1.800, 2.000]'
-    """
-    return render(claim).removesuffix(f" [{claim.label}]").replace(" tokens/block", "")
 
 
 def describe_origin(found: Claim) -> str:

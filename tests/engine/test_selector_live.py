@@ -15,8 +15,8 @@ from specsel.engine.harness import collect
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.races import race
 from specsel.logs import SpecselError
+from specsel.replay import Plan, follow
 from specsel.selection.selector import Selector
-from specsel.study.oldrouting import redraft_plan, run_plan
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def test_the_selector_makes_the_same_blocks_live_and_in_replay(target, features,
     selector, decoder = half(log, arm), Decoder(features, pool, draft_len=4)
     again = selector.redraft(log.stats)
     assert 0.1 < again.mean() < 0.9
-    replayed = run_plan(log, redraft_plan(log, log.arms.index(arm), again), name="selector")
+    first = Plan.one("selector", log, np.full(log.n_positions, log.arms.index(arm)))
+    replayed = follow(log, Plan("selector", first.arms | again[:, None]))
     prompts = {
         (w, p.id): encode(target.tokenizer, p)
         for w in config.workloads
