@@ -2,14 +2,15 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
 
-from specsel.costs import relative_speed
 from specsel.paper import charts as ch
+from specsel.stats import Resampling, by
 
 ARMS, WORKLOADS = ("x", "y", "z"), ("a", "b")
 
@@ -24,84 +25,31 @@ def table(*keys, value="value", n=1.0):
     )
 
 
-def frontier_table():
-    rows = [
-        {
-            "scope": s,
-            "threshold": round(t, 2),
-            "redraft_rate": 1 - t,
-            "capture": 1 - t**2,
-            "low": 0.9 * (1 - t**2),
-            "high": 1 - t**3,
-            "skill": 1 + t,
-            "token_gain": 0.1,
-        }
-        for s in ("all", *WORKLOADS)
-        for t in np.arange(0, 1.001, 0.01)
-    ]
-    return pd.DataFrame(rows)
-
-
-def forest_table():
-    made = table(("workload", WORKLOADS), value="skill").rename(columns={"low": "skill_low", "high": "skill_high"})
-    return made.assign(threshold=[0.3, None], verdict=["beats random", "not fitted: one class"])
-
-
-def reliability_table():
-    made = table(("arm", ARMS), ("bin", range(4)), value="acceptance", n=0.1)
-    return made.assign(confidence=made["bin"] / 4 + 0.1, outcome="first token accepted")
-
-
-def spread_table():
-    return pd.DataFrame(
-        [
-            {"workload": w, "feature": f, "p05": 0.1, "p25": 0.2, "p50": 0.3, "p75": 0.4, "p95": 0.5}
-            for w in WORKLOADS
-            for f in ("conf_min", "ent_mean")
-        ]
-    )
-
-
 CHARTS = {
-    "efficiency": lambda: ch.efficiency_bars(table(("workload", WORKLOADS), ("arm", ARMS), value="block_efficiency")),
-    "survival": lambda: ch.survival_curves(table(("arm", ARMS), ("k", range(1, 5)), value="share", n=0.1)),
-    "reliability": lambda: ch.reliability_chart(reliability_table()),
-    "learning": lambda: ch.learning_chart(table(("blocks", (10.0, 100.0, 1000.0)), value="skill")),
-    "forest": lambda: ch.skill_forest(forest_table()),
-    "regret": lambda: ch.regret_chart(table(("series", ("p", "q")), ("block", (1, 2, 3)), value="regret")),
-    "pulls": lambda: ch.pull_shares(
-        table(("series", ARMS), ("block", (1, 2)), value="share", n=0.1).assign(policy="p")
+    "dots": lambda: ch.dots(table(("name", ("dp", "workload")), n=0.1), label="name", title="D", axis="headroom"),
+    "dots in groups": lambda: ch.dots(
+        table(("workload", WORKLOADS), ("arm", ARMS)),
+        label="workload",
+        group="arm",
+        order=ARMS,
+        title="D",
+        axis="tokens",
     ),
-    "pulls over the log": lambda: ch.pull_shares(
-        table(("series", ARMS), ("request", (1, 2)), value="share", n=0.1).assign(policy="p")
+    "lines": lambda: ch.lines(
+        table(("arm", ARMS), ("k", range(1, 5)), n=0.1),
+        x="k",
+        series="arm",
+        order=ARMS,
+        title="How far drafts survive",
+        x_axis="drafted tokens accepted, at least",
+        y_axis="share",
+        reference=0.5,
     ),
-    "extra": lambda: ch.extra_blocks(table(("series", ("p",)), ("request", (1, 2, 3)), value="extra")),
-    "sensitivity": lambda: ch.sensitivity_map(
-        table(("policy", ("p", "q")), ("place", (1, 2, 3))).assign(parameter="c", setting=0.5)
+    "heat map": lambda: ch.heat_map(
+        table(("train", WORKLOADS), ("test", WORKLOADS)), x="test", y="train", title="T", x_axis="test", y_axis="train"
     ),
-    "headroom": lambda: ch.headroom_dots(table(("name", ("dp", "workload")), n=0.1)),
-    "intervals": lambda: ch.interval_comparison(table(("name", ("requests", "blocks")), ("unit", ("gap",)), n=0.1)),
-    "transfer": lambda: ch.heat_map(
-        table(("train", WORKLOADS), ("test", WORKLOADS), value="skill"),
-        x="test",
-        y="train",
-        value="skill",
-        title="T",
-        x_axis="test",
-        y_axis="train",
-    ),
-    "composition": lambda: ch.composition(
-        table(("workload", WORKLOADS), ("best", ARMS), value="blocks", n=5),
-        across="workload",
-        part="best",
-        value="blocks",
-        title="C",
-        axis="share",
-    ),
-    "spread": lambda: ch.spread_chart(spread_table()),
-    "frontier": lambda: ch.frontier_chart(frontier_table(), threshold=0.4),
-    "breakeven": lambda: ch.break_even_chart(
-        0.133, [0.0, 0.61], [0.0, 0.43], break_even=(0.1, 0.3), gap_limits=(0.12, 0.14)
+    "shares": lambda: ch.shares(
+        table(("workload", WORKLOADS), ("best", ARMS), n=5), across="workload", part="best", title="C", axis="share"
     ),
 }
 
@@ -127,13 +75,13 @@ def test_the_same_table_gives_the_same_chart(name):
     assert json.dumps(CHARTS[name]().to_dict()) == json.dumps(CHARTS[name]().to_dict())
 
 
-@pytest.mark.parametrize("name", [n for n in CHARTS if n not in ("composition", "transfer", "spread", "sensitivity")])
+@pytest.mark.parametrize("name", ["dots", "dots in groups", "lines"])
 def test_intervals_are_drawn(name):
     spans = [layer for layer in CHARTS[name]().to_dict()["layer"] if {"x2", "y2"} & set(layer["encoding"])]
     assert spans, "no mark spans from low to high"
 
 
-@pytest.mark.parametrize("name", ["efficiency", "survival", "reliability", "regret", "frontier"])
+@pytest.mark.parametrize("name", ["dots in groups", "lines"])
 def test_series_differ_by_shape_or_dash_and_not_by_colour_alone(name):
     channels = {channel for layer in CHARTS[name]().to_dict()["layer"] for channel in layer["encoding"]}
     assert "color" in channels and channels & {"shape", "strokeDash"}
@@ -146,51 +94,53 @@ def test_text_has_an_explicit_colour(name):
             assert "color" in layer["mark"] or "color" in layer["encoding"]
 
 
-def test_operating_points_are_marked_on_the_frontier():
-    points = pd.DataFrame({"scope": ["all", "a"], "redraft_rate": [0.3, None], "capture": [0.5, None]})
-    spec = ch.frontier_chart(frontier_table(), operating=points).to_dict()
-    assert any(rows == [{"scope": "all", "redraft_rate": 0.3, "capture": 0.5}] for rows in spec["datasets"].values())
-    assert "operating points: all: 0.5" in spec["description"]
-
-
 def test_missing_values_are_left_out_and_said_so():
-    rows = table(("workload", WORKLOADS), ("arm", ARMS), value="block_efficiency")
-    rows.loc[1, "block_efficiency"] = np.nan
-    spec = ch.efficiency_bars(rows).to_dict()
+    rows = table(("workload", WORKLOADS), ("arm", ARMS))
+    rows.loc[1, "value"] = np.nan
+    spec = ch.dots(rows, label="arm", group="workload", title="D", axis="a").to_dict()
     assert spec["title"]["subtitle"] == "1 of 6 without a value left out" and data_rows(spec) == 5
-    nothing = ch.headroom_dots(pd.DataFrame({"name": ["dp"], "value": [None], "low": [None], "high": [None]})).to_dict()
-    assert "no values" in nothing["description"] and "1 of 1" in nothing["title"]["subtitle"]
+    nothing = pd.DataFrame({"name": ["dp"], "value": [None], "low": [None], "high": [None]})
+    spec = ch.dots(nothing, label="name", title="D", axis="a").to_dict()
+    assert "no values" in spec["description"] and "1 of 1" in spec["title"]["subtitle"]
 
 
 def test_a_value_without_limits_is_still_drawn():
     rows = table(("name", ("dp", "workload")), n=0.1)
     rows["low"] = rows["low"].astype(object).where(rows.index != 0, None)
-    spec = ch.headroom_dots(rows).to_dict()
+    spec = ch.dots(rows, label="name", title="D", axis="a").to_dict()
     json.dumps(spec, allow_nan=False)
     assert "dp: 0.1;" in spec["description"]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
-def test_the_formula_in_the_page_is_the_formula_in_python(alpha):
-    for capture, rate, gap, rho in [(0.61, 0.43, 0.133, 0.1), (1.0, 1.0, 0.133, 0.2), (0.0, 0.0, 0.5, 0.3)]:
-        expression = ch.SPEED
-        for word, value in (
-            ("datum.capture", capture),
-            ("datum.rate", rate),
-            ("datum.gap", gap),
-            ("datum.rho", rho),
-            ("alpha", alpha),
-        ):
-            expression = expression.replace(word, repr(value))
-        assert eval(expression) == pytest.approx(relative_speed(gap, capture, rate, rho, alpha))  # arithmetic only
+def test_an_arm_keeps_its_colour_shape_and_dash_whatever_is_drawn():
+    """Also where only some arms are shown, and where there are more arms than colours."""
+    for arms in (ARMS, tuple("abcdefghijkl")):
+        scales = []
+        for shown in (arms[1:], arms[::-1]):
+            spec = ch.dots(table(("arm", shown)), label="arm", group="arm", order=arms, title="D", axis="a").to_dict()
+            scales.append(spec["layer"][-1]["encoding"]["color"]["scale"])
+        assert scales[0] == scales[1] == ch.arm_scale(arms).to_dict() and scales[0]["domain"] == list(arms)
+    assert ch.arm_scale(SimpleNamespace(arms=ARMS)).to_dict()["domain"] == list(ARMS)
+
+
+def test_a_chart_shows_the_figures_of_the_table():
+    """Chart and table are made from the same Estimates: value, limits, and the unit of the quantity."""
+    requests = pd.DataFrame({"workload": ["w"] * 20 + ["v"] * 20, "request": [*range(40)], "a": [*range(40)], "b": 50})
+    figures = by(requests, {"capture": lambda s: s.a / s.b}, resampling=Resampling(99))
+    spec = ch.dots(ch.named(figures, "workload"), label="workload", title="D", axis="capture").to_dict()
+    drawn = next(iter(spec["datasets"].values()))
+    assert [row["workload"] for row in drawn] == ["all", "w", "v"]
+    for row, e in zip(drawn, figures["estimate"], strict=True):
+        assert (row["value"], row["low"], row["high"]) == pytest.approx((e.value, e.low, e.high), abs=1e-6)
+    assert spec["layer"][0]["encoding"]["x"]["axis"]["format"] == ".1%"
 
 
 def test_the_archive_has_specification_svg_and_text_and_fixed_bytes():
-    spec = CHARTS["forest"]().to_dict()
+    spec = CHARTS["dots"]().to_dict()
     one, two = ch.archive(spec), ch.archive(spec)
     assert one == two and set(one) == {ch.MIME, "image/svg+xml", "text/plain"}
     assert one["image/svg+xml"].startswith("<svg") and one[ch.MIME]["width"] == "container"
-    assert one["text/plain"].startswith("Chart: Skill")
+    assert one["text/plain"].startswith("Chart: D")
 
 
 def test_a_live_chart_is_a_widget_of_a_fixed_width(monkeypatch):
@@ -210,7 +160,7 @@ def test_a_live_chart_is_a_widget_of_a_fixed_width(monkeypatch):
             },
         ),
     )
-    bundle = ch.live(CHARTS["forest"]().to_dict())
+    bundle = ch.live(CHARTS["dots"]().to_dict())
     assert "application/vnd.jupyter.widget-view+json" in json.dumps(bundle) and made[0]["width"] == ch.SVG_WIDTH
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import altair as alt
@@ -143,6 +142,9 @@ def reference(rows: dict[str, Sequence[float]], **where: str) -> alt.Chart:
     return (base.mark_rule if len(where) == 1 else base.mark_line)(strokeDash=[4, 4], color=INK).encode(**where)
 
 
+_line = reference  # for functions that have a parameter of this name
+
+
 def order_of(table: pd.DataFrame, name: str) -> list[str]:
     """The values of a column in their order."""
     return list(dict.fromkeys(table[name]))
@@ -193,7 +195,7 @@ def dots(
         if group != label and table.duplicated([label]).any():
             base = base.encode(yOffset=alt.YOffset(f"{group}:N", sort=order_of(table, group)))
     shown = tips([label, *([group] if group else [])], [c for c in (value, low, high) if c in table], form)
-    layers = [_line(reference, x="at:Q")] if reference is not None else []
+    layers = [_line({"at": [float(reference)]}, x="at:Q")] if reference is not None else []
     layers += [
         base.mark_rule(strokeWidth=2).encode(x=x, x2=f"{high}:Q", color=colour),
         base.mark_point(size=80, filled=True, opacity=1).encode(
@@ -209,10 +211,6 @@ def dots(
     words = f"{title}. {axis}, with intervals. {say(table, keys, value, low, high, most=30)}."
     height = max(80, 28 * table[label].nunique(), 14 * len(table) if group else 0)
     return finish(alt.layer(*layers), title, words, note, height)
-
-
-def _line(at: float, **where: str) -> alt.Chart:
-    return reference({"at": [float(at)]}, **where)
 
 
 def lines(
@@ -251,8 +249,8 @@ def lines(
             x=across, y=f"{y}:Q", color=colour, shape=shape, tooltip=shown
         ),
     ]
-    layers += [_dashed({"a": [0.0, 1.0], "b": [0.0, 1.0]}, x="a:Q", y="b:Q")] if diagonal else []
-    layers += [_line(reference, y="at:Q")] if reference is not None else []
+    layers += [_line({"a": [0.0, 1.0], "b": [0.0, 1.0]}, x="a:Q", y="b:Q")] if diagonal else []
+    layers += [_line({"at": [float(reference)]}, y="at:Q")] if reference is not None else []
     last = say(table.groupby(series, sort=False).tail(1), [series], y)
     words = f"{title}. {y_axis} against {x_axis}, with bands. Last points: {last}."
     return finish(alt.layer(*layers), title, words, note, 280)
@@ -317,12 +315,3 @@ def shares(
     words = f"{title}. {axis}. {say(kept, [across, part], value)}."
     chart = alt.layer(bars, text.encode(y=y, x=total, text="total:N"))
     return finish(chart, title, words, note, max(80, 34 * kept[across].nunique()))
-
-
-# ---- names that callers still use
-
-composition, _dashed, _finish, _looks, _order, _tips = shares, reference, finish, looks, order_of, tips
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(import_module("specsel.paper.oldcharts"), name)
