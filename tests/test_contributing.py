@@ -64,3 +64,33 @@ def test_a_drafter_is_a_module_and_a_line_and_a_workload_is_a_file(copy):
     assert log.manifest["prompts"]["poems"]["published"] is False
     check = json.loads((copy / "run" / "engine_check.json").read_text("utf-8"))
     assert check["arms"]["echo"]["equal"] == check["arms"]["echo"]["requests"] == 2
+
+
+def test_a_policy_is_a_class_and_a_row(copy):
+    """Two arms in turn: the first block of each request is the first arm's."""
+    add(copy, "specsel/policies/plain.py", "specsel/policies/catalogue.py")
+    golden = str(ROOT / "tests" / "cases" / "golden_small.jsonl")
+    options = ["--policy", "alternate", "--arms", "dflash,ngram", "--json"]
+    found = json.loads(run(copy, "-m", "specsel.cli", "replay", golden, *options))["by_workload"]
+    for counts in found.values():
+        first, second = counts["pulls"].values()
+        assert counts["requests"] == 1 and first - second in (0, 1) and first + second == counts["blocks"]
+
+
+@pytest.mark.slow
+def test_a_chapter_is_a_notebook_and_a_line(copy):
+    """It is in the book's list, runs on a pool of two arms, and its claims are those of a loop."""
+    add(copy, "notebooks/10_first_token.ipynb", "_toc.yml")
+    code = """
+from pathlib import Path
+from specsel.paper.build import kernel_environment, list_notebooks, run_notebook
+path = list_notebooks(Path("."))[1]
+with kernel_environment(Path("work")):
+    run_notebook(path, Path("out.ipynb"), {"arms": ["ngram", "eagle"], "n_resamples": 50}, Path("."))
+"""
+    run(copy, "-c", code)
+    claims = json.loads((copy / "work" / "values" / "10_first_token.json").read_text("utf-8"))
+    log = read_log(ROOT / "data" / "runs" / "campaign")
+    assert set(claims) == {"first_right:ngram", "first_right:eagle"}
+    share = (log.accepted[:, log.arms.index("eagle")] > 0).mean()
+    assert claims["first_right:eagle"]["value"] == pytest.approx(share) and claims["first_right:eagle"]["low"] < share
