@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specsel.logs import read_log
+from specsel.paper.claims import read_claims
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^`([^`\n]+)`\n```(\w+)\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.S | re.M)
@@ -89,8 +90,8 @@ with kernel_environment(Path("work")):
     run_notebook(path, Path("out.ipynb"), {"arms": ["ngram", "eagle"], "n_resamples": 50}, Path("."))
 """
     run(copy, "-c", code)
-    claims = json.loads((copy / "work" / "values" / "10_first_token.json").read_text("utf-8"))
+    claims = read_claims(copy / "work" / "values")["10_first_token"]
     log = read_log(ROOT / "data" / "runs" / "campaign")
     assert set(claims) == {"first_right:ngram", "first_right:eagle"}
     share = (log.accepted[:, log.arms.index("eagle")] > 0).mean()
-    assert claims["first_right:eagle"]["value"] == pytest.approx(share) and claims["first_right:eagle"]["low"] < share
+    assert claims["first_right:eagle"].value == pytest.approx(share) and claims["first_right:eagle"].low < share
