@@ -136,14 +136,13 @@ def _totals(
     keep_path: bool = False,
 ) -> Replay:
     """Totals per request of blocks (B,) that start at these rows with these arms (B, K), in the order of the log."""
-    kept = np.where(ran, log.accepted[rows], -1)
-    emitted = np.minimum(np.maximum(kept.max(axis=1), 0) + 1, log.remaining[rows])
+    kept = np.stack([np.where(ran[:, k], log.accepted[rows, k], -1) for k in range(log.n_arms)])  # (K, B)
+    emitted = np.minimum(np.maximum(np.maximum.reduce(kept), 0) + 1, log.remaining[rows])
     ends = np.searchsorted(rows, log.starts)  # rows ascend, so every request's blocks stand together
 
     def sums(values: np.ndarray) -> np.ndarray:
-        return np.diff(np.concatenate([[0], np.cumsum(values, dtype=np.result_type(values, np.int64))])[ends])
+        return np.add.reduceat(values, ends[:-1], dtype=np.result_type(values, np.int64))  # no request without a block
 
-    best = np.where(ran.any(axis=1), kept.argmax(axis=1), -1)
     return Replay(
         name,
         feedback,
@@ -155,7 +154,7 @@ def _totals(
         log.workloads,
         log.arms,
         None if costs is None else sums(_seconds(log, rows, ran, costs)),
-        Path(rows, best, ran) if keep_path else None,
+        Path(rows, np.where(ran.any(axis=1), kept.argmax(axis=0), -1), ran) if keep_path else None,
     )
 
 
@@ -166,18 +165,17 @@ def neural_passes(log: PositionLog, rows: np.ndarray, ran: np.ndarray) -> np.nda
     which is not made twice when that arm drafts, too.
     """
     drafted = np.array(ran)
-    for k in _composites(log):
+    for k in range(0 if log.source is None else log.n_arms):
         used = log.source[rows, k]
+        if (used == -1).all():
+            continue
         drafted[:, k] &= used < 0  # its part is outside of the pool: the confidence says whether that is neural
         at = np.flatnonzero(ran[:, k] & (used >= 0))
         drafted[at, used[at]] = True
-    confident = np.isfinite(log.stats["conf_first"][rows]) if "conf_first" in log.stats else False
-    return (drafted & confident).sum(axis=1)
-
-
-def _composites(log: PositionLog) -> list[int]:
-    """Arms that hand on other arms' drafts."""
-    return [] if log.source is None else np.flatnonzero((log.source != -1).any(axis=0)).tolist()
+    if "conf_first" not in log.stats:
+        return np.zeros(len(rows), dtype=np.int64)
+    confident = log.stats["conf_first"]
+    return np.sum([drafted[:, k] & np.isfinite(confident[rows, k]) for k in range(log.n_arms)], axis=0)
 
 
 def _seconds(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) -> np.ndarray:
@@ -189,7 +187,7 @@ def _seconds(log: PositionLog, rows: np.ndarray, ran: np.ndarray, costs: Costs) 
     nothing twice: the cheapest of them is tried first, always.
     """
     drafted, verified = np.array(ran), np.array(ran)
-    for k in _composites(log):
+    for k in (log.arms.index(name) for name in log.composites):
         if log.arms[k] in costs.arms or not (log.source[:, k] >= 0).any():
             continue
         on, used = ran[:, k], log.source[rows, k]

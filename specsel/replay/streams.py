@@ -18,7 +18,7 @@ from specsel.logs import PositionLog, SpecselError
 from specsel.replay.policy import Feedback, Policy, View, base_name, feature
 
 CHUNK = 32  # blocks for which random numbers are drawn ahead
-NEVER = np.iinfo(np.int64).max
+NEVER = np.iinfo(np.int32).max  # a row that no log has
 
 
 def feature_column(log: PositionLog, name: str) -> np.ndarray:
@@ -228,7 +228,7 @@ class DelayQueue:
         self.slots, self.now = max(log.draft_len, 1), 0
         self.per_arm, self.waits, self.hides, self.idle = per_arm, modes == "delayed", modes == "bandit", modes == ""
         shape = (len(modes), self.slots)
-        self.due = np.full((log.n_arms, *shape), NEVER)  # arms first: what is asked of all of them is quick
+        self.due = np.full((log.n_arms, *shape), NEVER, dtype=np.int32)  # arms first: quick to ask all
         self.counts = np.zeros((*shape, log.n_arms), dtype=np.int16)
         self.arms, self.block = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int)
         self.features = {f: np.zeros(shape) for f in features}
@@ -247,7 +247,7 @@ class DelayQueue:
 
     def released(self, reached: np.ndarray) -> Iterator[tuple]:
         """(streams, block, features, arms, counts, seen) of all that the text has now reached, oldest block first."""
-        ready = self.due <= reached[:, None]
+        ready = self.due <= reached[:, None].astype(np.int32)
         self.due[ready] = NEVER
         oldest_first = (self.now + np.arange(self.slots)) % self.slots
         streams, place = np.nonzero(ready.any(axis=0)[:, oldest_first])
