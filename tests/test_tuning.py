@@ -96,7 +96,8 @@ def test_context_by_workload_pays_where_rankings_flip_between_workloads(table):
     assert min(runs[n].block_efficiency for n in ("best_fixed_workload", "contextual_thompson, state kept")) > best
 
 
-def test_two_processes_give_the_same_table(table):
+def test_two_processes_give_the_same_table(table, monkeypatch):
+    monkeypatch.setattr("specsel.study.policies.LARGE", 0)
     train, test, found, runs = table
     again, other = policy_table(train, test, names=NAMES, seeds=range(2), workers=2)
     pd.testing.assert_frame_equal(found, again)

@@ -7,7 +7,6 @@ policies decide, comparisons and intervals (`specsel.stats`), charts, prose.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -118,17 +117,17 @@ def policy_table(
     costs: Costs | None = None,
     seeds: Sequence[int] = range(20),
     tune: bool = True,
-    workers: int | None = None,
+    workers: int = 1,
 ) -> tuple[pd.DataFrame, dict[str, Replay]]:
     """Every policy that the log allows on the test requests, under every kind of feedback: a row each, and its replay.
 
     A policy is tuned once per reset, under the first kind of feedback that it takes, and then frozen. (With state kept,
     on at most ``TUNE_ONE_BY_ONE`` training requests, and with at most ``FEW`` seeds.) The rows are named; columns:
     policy, source, sees, context (see `catalogue.context_of`), feedback, reset, setting, seed_sd. ``workers`` processes
-    share the policies (None: the processors, up to four, where the log is large enough); the table does not depend on
-    their number.
+    share the policies where the log is large enough; the table does not depend on their number. (A script that asks
+    for more than one needs its ``if __name__ == "__main__"``.)
     """
-    workers = workers or (min(4, os.cpu_count() or 1) if test.n_positions > LARGE else 1)
+    workers = workers if test.n_positions > LARGE else 1
     names = [*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *CATALOGUE] if names is None else list(names)
     shares = [names[i::workers] for i in range(workers)]
     work = partial(_rows, train, test, costs=costs, seeds=seeds, tune=tune)
