@@ -21,7 +21,6 @@ _HOME = {
     ),
     "stats": ("Estimate", "bootstrap_requests", "ratio"),
     "paper.claims": ("Claim", "Label"),
-    "paper.ledger": ("open_ledger", "publish", "publish_all"),
     "paper.chapter": ("open_chapter",),
     "paper.build": ("build_book",),
 }

@@ -16,7 +16,7 @@ from specsel.paper.claims import (
     read_claims,
     render,
 )
-from specsel.paper.ledger import open_ledger, publish, publish_all
+from specsel.paper.ledger import open_ledger
 from specsel.stats import Estimate
 
 ESTIMATE = Estimate(0.133, 0.123, 0.142, 0.95, 128, "BCa", 10_000, 1)
@@ -29,7 +29,7 @@ def ledger(tmp_path):
 
 
 def test_a_claim_carries_label_interval_n_method_and_origin(ledger):
-    claim = publish("gap", ESTIMATE, label=Label.MEASURED, unit="fraction", function="oracle_gap", headline=True)
+    claim = ledger.publish("gap", ESTIMATE, label=Label.MEASURED, unit="fraction", function="oracle_gap", headline=True)
     assert (claim.value, claim.low, claim.high, claim.level, claim.n, claim.method) == (
         0.133,
         0.123,
@@ -44,57 +44,58 @@ def test_a_claim_carries_label_interval_n_method_and_origin(ledger):
 
 def test_a_headline_without_interval_cannot_be_built(ledger):
     with pytest.raises(ClaimError, match="headline claim 'gap' has no interval"):
-        publish("gap", 0.133, label="MEASURED", headline=True)
+        ledger.publish("gap", 0.133, unit="fraction", headline=True)
     assert json.loads(ledger.path.read_text()) == []
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, np.float64("nan"), np.array([1.0, 2.0]).tolist()])
 def test_nan_infinity_and_lists_are_refused(ledger, bad):
     with pytest.raises(ClaimError, match="claim 'x'"):
-        publish("x", bad, label="MEASURED")
+        ledger.publish("x", bad, unit="ratio")
 
 
 def test_an_undefined_number_needs_a_reason(ledger):
     with pytest.raises(ClaimError, match="without a reason"):
-        publish("x", None, label="MEASURED")
-    claim = publish("capture", UNDEFINED, label="MEASURED", headline=True)
+        ledger.publish("x", None, unit="ratio")
+    claim = ledger.publish("capture", UNDEFINED, headline=True)
     assert render(claim) == "undefined (no gain anywhere) [MEASURED]"
 
 
 def test_a_reported_figure_names_its_source(ledger):
     with pytest.raises(ClaimError, match="names no source"):
-        publish("x", 0.133, label="REPORTED")
-    claim = publish("x", 0.133, label="REPORTED", source="the original study, section 3")
+        ledger.publish("x", 0.133, unit="ratio", label="REPORTED")
+    claim = ledger.publish("x", 0.133, unit="ratio", label="REPORTED", source="the original study, section 3")
     assert claim.origin == {"source": "the original study, section 3"}
 
 
 def test_numpy_scalars_become_python_scalars(ledger):
     values = [
-        publish(str(i), x, label="SIM").value for i, x in enumerate([np.float64(0.5), np.int64(3), np.bool_(True)])
+        ledger.publish(str(i), x, label="SIM", unit="ratio").value
+        for i, x in enumerate([np.float64(0.5), np.int64(3), np.bool_(True)])
     ]
     assert values == [0.5, 3, True] and [type(v) for v in values] == [float, int, bool]
     assert "np." not in ledger.path.read_text()
 
 
 def test_a_name_put_twice_with_another_value_is_refused(ledger):
-    publish("x", 1.0, label="SIM")
-    publish("x", 1.0, label="SIM")
+    ledger.publish("x", 1.0, unit="ratio")
+    ledger.publish("x", 1.0, unit="ratio")
     with pytest.raises(ClaimError, match="already published"):
-        publish("x", 2.0, label="SIM")
+        ledger.publish("x", 2.0, unit="ratio")
 
 
 def test_the_same_claims_give_the_same_bytes_in_the_order_of_publication(tmp_path):
     """Pages take the order of rows and columns from the file: "k 2" stands before "k 10"."""
     for folder in "ab":
-        open_ledger("n", run="r", folder=tmp_path / folder)
+        ledger = open_ledger("n", run="r", folder=tmp_path / folder)
         for name in ("k 2", "k 10", "a"):
-            publish(name, 1 / 3, label="SIM", unit="ratio")
+            ledger.publish(name, 1 / 3, label="SIM", unit="ratio")
     assert list(read_claims(tmp_path / "a")["n"]) == ["k 2", "k 10", "a"]
     assert (tmp_path / "a/n.json").read_bytes() == (tmp_path / "b/n.json").read_bytes()
 
 
 def test_opening_a_ledger_forgets_the_numbers_of_the_last_run(ledger, tmp_path):
-    publish("old", 1.0, label="SIM")
+    ledger.publish("old", 1.0, unit="ratio")
     open_ledger("03_replay", folder=tmp_path)
     assert read_claims(tmp_path) == {"03_replay": {}}
 
@@ -104,7 +105,9 @@ def test_what_was_written_reads_back_equal(ledger, tmp_path):
         make_claim("gap", ESTIMATE, label="MEASURED", unit="fraction", headline=True),
         make_claim("v", "beats", label="SIM"),
     ]
-    publish_all(claims)
+    for claim in claims:
+        ledger.add(claim)
+    ledger.write()
     assert list(read_claims(tmp_path)["03_replay"].values()) == claims
 
 
@@ -135,9 +138,3 @@ def test_one_formatter_prints_every_number():
 def test_a_sentence_is_cited_as_it_stands():
     verdict = make_claim("verdict", "beats random", label="MEASURED")
     assert render(verdict) == "beats random"
-
-
-def test_no_ledger_no_claim(tmp_path, monkeypatch):
-    monkeypatch.setattr("specsel.paper.ledger._ledgers", [])
-    with pytest.raises(ClaimError, match="open_ledger"):
-        publish("x", 1.0, label="SIM")

@@ -59,6 +59,8 @@ def test_a_table_has_a_row_for_every_workload_whatever_its_name(ledger, shown):
     assert [row[0] for row in first[1:]] == ["all", "a:b", "<c>"]
     assert [row[0] for row in second[1:]] == ["x", "y:z"] and {"all,", "a:b,", "<c>,"} <= {*second[0]}
     assert [row[0] for row in third[1:]] == ["x", "y"]
+    ledger.table(figures(("capture", "skill"), groups=["all"]), rows="quantity")
+    assert cells(shown[3].text)[0] == ["[SIM]", "value"] and "redraft_rate" not in shown[3].text
     assert "&lt;c&gt;" in shown[0].html and "<c>" not in shown[0].html
     assert 'data-claim="04_selector.mean_accepted:a:b"' in shown[0].html and "99 resamples, seed 7" in shown[0].html
 

@@ -172,10 +172,6 @@ def _cell() -> str:
     return f"cell {shell.execution_count}" if shell else ""
 
 
-# the open ledger of this process (a notebook is a process); a ContextVar would not outlive a cell
-_ledgers: list[Ledger] = []
-
-
 def open_ledger(
     notebook: str,
     *,
@@ -196,32 +192,9 @@ def open_ledger(
     origin = {"notebook": notebook, "run": run, "log_sha256": log_sha256}
     ledger = Ledger(where / f"{notebook}.json", {k: v for k, v in origin.items() if v}, Label(label), stale=True)
     ledger.write()
-    if not _ledgers and (shell := _shell()):
-        shell.events.register("post_run_cell", lambda *_: _ledgers[-1].write())
-    _ledgers[:] = [ledger]
+    if shell := _shell():
+        shell.events.register("post_run_cell", lambda *_: ledger.write())
     return ledger
-
-
-def publish(name: str, value: Any, **how: Any) -> Claim:
-    """`make_claim` with the origin of the open ledger, stored in that ledger; raises ClaimError when none is open."""
-    ledger = _open(name)
-    claim = ledger.add(make_claim(name, value, origin=None if how.get("source") else ledger.origin, **how))
-    ledger.done()
-    return claim
-
-
-def publish_all(claims: list[Claim]) -> list[Claim]:
-    """Store claims that were built elsewhere (for instance by `headline`) in the open ledger."""
-    made = [_open(claim.name).add(claim) for claim in claims]
-    if claims:
-        _ledgers[-1].done()
-    return made
-
-
-def _open(name: str) -> Ledger:
-    if not _ledgers:
-        raise ClaimError(f"claim '{name}' has no ledger to go to; call open_ledger(<notebook name>) first")
-    return _ledgers[-1]
 
 
 # ---- words that are computed

@@ -69,8 +69,9 @@ def grid(
         raise ClaimError(f"two figures share a cell of the table by {down} and {across}; name other rows or columns")
     lines, heads = (list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1))
     found = [[cells.get((line, head)) for head in heads] for line in lines]
-    titles = [_title(head or (claims[0].quantity,), [row[i] for row in found]) for i, head in enumerate(heads)]
-    names = [" · ".join(filter(None, line)) or "all" for line in lines]
+    only = ("value",) if "quantity" in down else (claims[0].quantity,) if claims else ()
+    titles = [_title(head or only, [row[i] for row in found]) for i, head in enumerate(heads)]
+    names = [_words(line) for line in lines]
     first = " ".join([corner, *sorted({f"[{c.label}]" for c in claims})]).strip()
 
     def table(shown: Any, words: Any) -> pd.DataFrame:
@@ -114,9 +115,13 @@ def _at(part: Mapping[str, tuple[str, ...]], names: Sequence[str]) -> tuple[str,
     return tuple(" · ".join(part[name]) for name in names)
 
 
+def _words(parts: Sequence[str]) -> str:
+    """The head of a row or column."""
+    return " · ".join((part.replace("_", " ") if part in UNITS else part) for part in parts if part) or "all"
+
+
 def _title(head: tuple[str, ...], column: Sequence[Claim | None]) -> str:
     """A column's head, with the unit where its cells do not show it."""
-    units = {c.unit for c in column if c and not isinstance(c.value, str)}
+    units, words = {c.unit for c in column if c and not isinstance(c.value, str)}, _words(head)
     unit = units.pop().replace("/", " per ") if len(units) == 1 else ""
-    words = " · ".join((part.replace("_", " ") if part in UNITS else part) for part in head if part)
-    return f"{words or 'all'}, {unit}" if unit.startswith("tokens") and unit != words else words or "all"
+    return f"{words}, {unit}" if unit.startswith("tokens") and unit != words else words

@@ -60,21 +60,20 @@ class ClaimTable(SphinxDirective):
     A table without a claim fails the build, unless it is `:optional:`, for what not every log records.
     """
 
-    required_arguments, optional_arguments, has_content = 2, 99, True
-    option_spec = {n: directives.unchanged for n in ("corner", "rows", "columns", "format", "sort")}
-    option_spec |= {"optional": directives.flag}
+    required_arguments, optional_arguments = 2, 99
+    option_spec = {n: directives.unchanged for n in ("corner", "rows", "columns")} | {"optional": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         notebook, *quantities = self.arguments
         claims = self.env.config.specsel_claims.get(notebook, {}).values()
-        found = [claim for quantity in quantities for claim in claims if claim.quantity == quantity.replace(":*", "")]
+        found = [claim for quantity in quantities for claim in claims if claim.quantity == quantity]
         if not found:
             if "optional" not in self.options:
                 log.warning("no claim of %s is a %s", notebook, " or ".join(quantities), location=self.get_location())
             return []
         rows, columns = self.options.get("rows"), self.options.get("columns")
         table = grid(found, rows, columns, corner=self.options.get("corner", ""), notebook=notebook)
-        return [nodes.raw("", table.html, format="html")]
+        return [nodes.raw("", f'<div class="claims-table">{table.html}</div>', format="html")]
 
 
 def note_cited(app: Sphinx, doctree: nodes.document) -> None:
