@@ -15,7 +15,7 @@ import pytest
 from test_replay import log_of, replay_seeds, scalar_leader
 
 from specsel.costs import read_costs
-from specsel.logs import LogWarning, SpecselError
+from specsel.logs import CONTEXT, LogWarning, SpecselError
 from specsel.logs.importers import read_specdecode_bench
 from specsel.policies import contextual, plain
 from specsel.policies.catalogue import CATALOGUE, PLANS, allowed, describe, lookup_arm, policy_by_name
@@ -27,6 +27,7 @@ from specsel.study.simulation import Model, simulate_positions
 EXTERNAL = Path(os.environ.get("SPECSEL_SPECDECODE_BENCH", "no folder was named"))
 needs_external = pytest.mark.skipif(not EXTERNAL.is_dir(), reason="SPECSEL_SPECDECODE_BENCH names no folder")
 
+SMALL = {"silent": (), "no_draft": (0.1, 0.0), "requests_per_workload": 3, "output_len": (15, 25)}
 # name, feedback, reset -> InstructCoder, ShareGPT at L = 20 [REPORTED there]
 DETERMINISTIC = {
     ("fixed:ngram", None, "request"): (2.662, 1.484),
@@ -434,3 +435,15 @@ def test_rules_fitted_on_training_requests_do_not_look_at_the_others(simulated):
         "exp4",
     ):
         assert policy_by_name(name, test, fit_on=train) == policy_by_name(name, altered, fit_on=train)
+
+
+@pytest.mark.parametrize("kept", itertools.chain.from_iterable(itertools.combinations(CONTEXT, n) for n in range(4)))
+@pytest.mark.parametrize("n_arms", [1, 2])
+def test_a_log_with_any_context_and_any_number_of_arms_has_policies(kept, n_arms):
+    """Imported logs know some of the context only; a policy that cannot do without the rest is left out."""
+    model = Model(arms=("a", "b"), workloads=("v", "w"), logit=((0.5, 0.2),) * 2, passage=((0.0, 0.0),), **SMALL)
+    log = simulate_positions(model, rng=np.random.default_rng(0)).pool(("a", "b")[:n_arms])
+    log = replace(log, context={name: log.context[name] for name in kept})
+    found = allowed(log)
+    assert "ucb1" in found and ("whiflash_logistic" in found) == any("target" in name for name in kept)
+    describe(log)

@@ -186,7 +186,9 @@ def _regressors(log: PositionLog, features: tuple[str, ...], rows: np.ndarray) -
 
 
 def _classifier(log: PositionLog, features: tuple[str, ...], every: int) -> Policy:
-    """Which arm emits most, learned from at most 20,000 evenly spaced positions."""
+    """Which arm emits most, learned from at most 20,000 evenly spaced positions; SpecselError without features."""
+    if not features:
+        raise SpecselError(f"{log.run}: the log says nothing of the target before a draft; choose another policy")
     rows = np.unique(np.linspace(0, log.n_positions - 1, 20_000).astype(int))
     return ctx.fit_classifier_router(_regressors(log, features, rows), log.emitted[rows], features, every=every)
 
@@ -208,6 +210,8 @@ def _entropy_gate(log: PositionLog) -> Policy:
     values = feature_column(log, "target_entropy")
     if np.isnan(values).all():
         raise SpecselError(f"{log.run}: the log has no target entropy; choose another policy")
+    if log.n_arms < 2:
+        raise SpecselError(f"{log.run}: a gate needs two arms; the log has {log.n_arms}")
     gates = [
         ctx.Gate("target_entropy", float(t), above, below)
         for t in np.nanquantile(values, (0.1, 0.25, 0.4, 0.6, 0.75, 0.9))
@@ -300,8 +304,6 @@ CATALOGUE: dict[str, Row] = {
     "entropy_gate": Row(lambda log, _: _entropy_gate(log), also=("whiflash",)),
     "request_router": Row(lambda log, _: _request_router(log)),
     "memspec": Row(lambda log, _: _classifier(log, _all_features(log), 4)),
-    "whiflash_logistic": Row(
-        lambda log, _: _classifier(log, tuple(f for f in _block_features(log) if "target" in f), 1)
-    ),
+    "whiflash_logistic": Row(lambda log, _: _classifier(log, _target_features(log), 1)),
     "block_router": Row(lambda log, _: _classifier(log, _block_features(log), 1)),
 }
