@@ -56,7 +56,7 @@ def break_even_rho(gap: Number, capture: Number, rate: Number, alpha: Number = 0
     """Largest rho up to which redrafting is no slower than never redrafting; 0 = never pays, inf = always, nan = never
     redrafts.
 
-    >>> round(break_even_rho(0.133, 0.61, 0.43), 3)
+    >>> round(float(break_even_rho(0.133, 0.61, 0.43)), 3)
     0.233
     """
     _check_all(gap, capture, rate, alpha=alpha)
@@ -69,7 +69,7 @@ def max_alpha(gap: Number, capture: Number, rate: Number, rho: Number = 0.0) -> 
     """Largest alpha at which redrafting is no slower than never redrafting, c G (1 + rho) / r - rho; nan = never
     redrafts.
 
-    >>> round(max_alpha(0.133, 0.61, 0.43), 2)
+    >>> round(float(max_alpha(0.133, 0.61, 0.43)), 2)
     0.19
     """
     _check_all(gap, capture, rate, rho=rho)

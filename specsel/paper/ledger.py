@@ -214,6 +214,7 @@ def verdict(
 ) -> str:
     """How an Estimate stands to `null`, in words of the caller; below `material` a difference is too small to matter.
 
+    >>> from specsel.stats import Estimate
     >>> gain = Estimate(1.3, 1.1, 1.5, 0.95, 64, "BCa", 1000, 7)
     >>> verdict(gain, 1.0, larger="beats random", smaller="is worse than random")
     'beats random'
