@@ -41,7 +41,7 @@ def mark(claim: Claim, text: str, notebook: str, *, markdown: bool = False) -> s
     """A claim's text as HTML (that Markdown leaves alone) with its origin, for a pointer, and its name, for a build."""
     value, label, _ = text.rpartition(f"[{claim.label}]") if text.endswith(f"[{claim.label}]") else (text, "", "")
     number, bracket, limits = value.strip().partition(" [") if claim.low is not None else (value.strip(), "", "")
-    kind = "words" if isinstance(claim.value, str) else "value"
+    kind = "value" if isinstance(claim.value, (int, float)) else "words"  # a value never breaks
     parts = [(kind, number), ("value", (bracket + limits).strip()), ("label", label and f"[{claim.label}]")]
     clean = [(kind, html.escape(part, quote=False)) for kind, part in parts if part]  # a line may break between parts
     inside = " ".join(f'<span class="claim-{kind}">{escaped(p) if markdown else p}</span>' for kind, p in clean)
