@@ -100,8 +100,9 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
     """A copy without what changes from run to run: times, ids, text on stderr, widget state; code cells are counted
     from 1.
 
-    for_book: hide the cell of injected parameters, fold the defaults, leave of a cell of prose what it says; else drop
-    the injected cell, as the repository stores it.
+    for_book: hide the cell of injected parameters, fold the defaults, leave of a cell of prose what it says, and put
+    what is tagged "answer" behind the first cell, the question; else drop the injected cell, as the repository stores
+    it.
     """
     cells, count = [], 0
     for cell in notebook["cells"]:
@@ -110,7 +111,8 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
             continue
         if for_book:
             tags += [BOOK_TAGS[tag] for tag in tags if BOOK_TAGS.get(tag, tag) not in tags]
-            says = cell["cell_type"] == "code" and SAYS.match("".join(cell["source"]))
+            source = "".join(cell["source"])
+            says = cell["cell_type"] == "code" and (SAYS.match(source) or "answer" in tags and "ledger.say(" in source)
             tags = [tag for tag in tags if tag != "hide-input"] + ["remove-input"] if says else tags
         folded = cell["metadata"].get("jupyter", {}).get("source_hidden")
         clean = {
@@ -124,6 +126,8 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
             shown = [o | {"execution_count": count} if "execution_count" in o else o for o in cell["outputs"]]
             clean |= {"execution_count": count, "outputs": [o for o in shown if o["output_type"] != "stream"]}
         cells.append(clean)
+    answer = [c for c in cells if for_book and "answer" in c["metadata"].get("tags", [])]
+    cells = [*cells[:1], *answer, *(c for c in cells[1:] if c not in answer)]
     return {"cells": cells, "metadata": {"kernelspec": KERNEL}, "nbformat": 4, "nbformat_minor": 5}
 
 
