@@ -10,7 +10,7 @@ from test_replay import log_of
 from specsel.policies.catalogue import CATALOGUE
 from specsel.policies.plain import UCB1, FollowTheLeader, Random
 from specsel.replay import best_arms, fixed, replay
-from specsel.study.policies import play, policy_table, running_ratio, split_requests, steps, trials, tuned
+from specsel.study.policies import best_settings, play, policy_table, running_ratio, split_requests, steps, trials
 from specsel.study.simulation import Model, simulate_positions
 
 FLIPPING = Model(
@@ -42,9 +42,9 @@ def test_trials_are_the_grid_and_tuning_takes_the_first_of_the_best():
     assert table.value[:-1].tolist() == list(grid) and table.place.tolist() == [1, 2, 3, 4, 5, 6, 1]
     expected = [replay(log, UCB1(c=c)).blocks.sum() for c in grid]
     assert [run.blocks.sum() for run in found[:-1]] == expected
-    assert tuned(log, {"ucb1": UCB1()}) == {"ucb1": UCB1(c=grid[int(np.argmin(expected))])}
+    assert best_settings(table, found)["ucb1"] == UCB1(c=grid[int(np.argmin(expected))])
     tied = log_of([[[2, 2]] * 6], draft_len=3)
-    assert tuned(tied, {"ucb1": UCB1()}) == {"ucb1": UCB1(c=grid[0])}
+    assert best_settings(*trials(tied, {"ucb1": UCB1()})) == {"ucb1": UCB1(c=grid[0])}
 
 
 def test_totals_are_means_over_seeds_and_their_spread_is_told():
@@ -85,6 +85,8 @@ def test_every_row_is_the_replay_that_it_names(table):
     train, test, found, runs = table
     best = min((replay(train, UCB1(c=c)) for c in CATALOGUE["ucb1"].grid), key=lambda r: r.blocks.sum())
     assert found.setting["ucb1"] == best.policy
+    given = policy_table(train, test, names=["ucb1"], settings={"ucb1": UCB1(c=7.0)})[0]
+    assert given.setting["ucb1"] == repr(UCB1(c=7.0)) != given.setting["ucb1, state kept"]
     assert (runs["fixed dflash"].blocks == fixed(test, 0).blocks).all()
     leader = replay(test, FollowTheLeader(), feedback="delayed", reset="never")
     assert (runs["ftl, delayed, state kept"].blocks == leader.blocks).all()

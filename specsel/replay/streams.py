@@ -17,7 +17,9 @@ import numpy as np
 from specsel.logs import PositionLog, SpecselError
 from specsel.replay.policy import Feedback, Policy, View, base_name, feature
 
-CHUNK = 32  # blocks for which random numbers are drawn ahead
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the constants of SplitMix64
+MIX = tuple((np.uint64(s), np.uint64(f)) for s, f in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)))
+LAST, TO_53_BITS = np.uint64(31), np.uint64(11)
 NEVER = np.iinfo(np.int32).max  # a row that no log has
 
 
@@ -51,7 +53,7 @@ class Group:
         self.part = slice(first * size, (first + len(runs)) * size)
         n = self.part.stop - self.part.start
         self.reads, self.state = self.policy.reads, self.policy.start(n, log.n_arms)
-        self.draws = Draws(log, self.policy, [r.seed for r in runs], n) if self.policy.draws(log.n_arms) else None
+        self.draws = Draws(log, self.policy, [r.seed for r in runs]) if self.policy.draws(log.n_arms) else None
         modes = {r.feedback for r in runs}
         self.mode = self.policy.sees if self.policy.sees in ("nothing", "chosen arm") else min(modes)
         if self.policy.sees in ("every arm", "either") and modes not in ({"full"}, {"bandit"}):
@@ -81,8 +83,6 @@ class Group:
         """Forget the streams that have ended; those left stand from ``start`` on."""
         self.state = {k: v[keep] for k, v in self.state.items()}
         self.part = slice(start, start + int(keep.sum()))
-        if self.draws:
-            self.draws.mine = self.draws.mine[keep]
 
 
 class Streams:
@@ -180,39 +180,35 @@ class Streams:
 
 
 class Draws:
-    """Uniform numbers in [0, 1), one Philox stream per (seed, policy, request), counted by the block of the request.
+    """Uniform numbers in [0, 1): a pure function of seed, policy, request, and number of the block in its request.
 
-    The order of requests, the number of streams and the moment of the call do not matter.
+    So the order of requests, the number of streams and the moment of the call do not matter. Each request of a seed has
+    a key, from which SplitMix64 counts (Steele, Lea & Flood 2014, figure 13).
     """
 
-    def __init__(self, log: PositionLog, policy: Policy, seeds: Sequence[int | None], n: int):
+    def __init__(self, log: PositionLog, policy: Policy, seeds: Sequence[int | None]):
         kind = type(policy).__name__
         if None in seeds:
             raise SpecselError(f"{kind} draws at random: give a seed")
         names = [f"{kind}/{log.workloads[w]}/{r}" for w, r in zip(log.workload, log.requests, strict=True)]
-        self.seeds = np.unique(seeds, return_inverse=True)[1]
-        self.keys = np.array([[_key(f"{s}/{name}") for name in names] for s in np.unique(seeds)])
-        self.bits = np.random.Philox(key=0)
-        self.generator, self.origin = np.random.Generator(self.bits), self.bits.state
-        self.width, self.drawn = policy.draws(log.n_arms), {}
-        self.ahead, self.mine = np.empty((n, CHUNK, self.width)), np.arange(n)
+        keys = {seed: [_key(f"{seed}/{name}") for name in names] for seed in dict.fromkeys(seeds)}
+        self.keys = np.array([keys[seed] for seed in seeds], dtype=np.uint64)  # (runs, R)
+        self.width = policy.draws(log.n_arms)
 
-    def next(self, seed: np.ndarray, request: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """(n, width) numbers for the next block of each stream; ``seed`` (n,) is an index into the seeds."""
-        place = block % CHUNK
-        for i in np.flatnonzero(place == 0):
-            key = self.seeds[seed[i]], request[i], block[i] // CHUNK
-            if key not in self.drawn:  # the same under every kind of feedback
-                counter = np.array([0, 0, 0, key[2]], dtype=np.uint64)
-                self.bits.state = {**self.origin, "state": {"counter": counter, "key": self.keys[key[:2]]}}
-                self.drawn[key] = self.generator.random((CHUNK, self.width))
-            self.ahead[self.mine[i]] = self.drawn[key]
-        return self.ahead[self.mine, place]
+    def next(self, run: np.ndarray, request: np.ndarray, block: np.ndarray) -> np.ndarray:
+        """(n, width) numbers for a block of each stream."""
+        counter = block[:, None] * self.width + np.arange(1, self.width + 1)
+        x = self.keys[run, request][:, None] + counter.astype(np.uint64) * GOLDEN
+        for shift, factor in MIX:
+            x ^= x >> shift
+            x *= factor
+        x ^= x >> LAST
+        return (x >> TO_53_BITS) * 2.0**-53
 
 
-def _key(text: str) -> np.ndarray:
-    """(2,) uint64 key of a random stream."""
-    return np.frombuffer(blake2b(text.encode(), digest_size=16).digest(), dtype="<u8")
+def _key(text: str) -> int:
+    """A whole number of 64 bits from a name."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class DelayQueue:

@@ -14,17 +14,13 @@ from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from specsel.costs import Costs
 from specsel.logs import STATS, PositionLog, SpecselError
 from specsel.replay.replay import Plan, follow, oracle_plan
 from specsel.selection.blocks import blocks, dominant_arm
-from specsel.selection.redraft import Decided, leave_one_workload_out
+from specsel.selection.redraft import Decided, chance, coefficients, leave_one_workload_out, unfitted
 from specsel.selection.selector import Selector
 
 KINDS = ("logistic", "boosting")
@@ -38,7 +34,7 @@ class Router:
 
     kind: str  # one of KINDS
     draft_len: int
-    models: tuple[Any, ...]  # K fitted models, or a float: the arm's count is constant in training
+    models: tuple[Any, ...]  # K fitted models (logistic: coefficients), or a float: the count is constant in training
 
     def expected(self, x: np.ndarray) -> np.ndarray:
         """(n, K) expected accepted tokens, 0..L, from features (n, F) as `Memory` gives them."""
@@ -47,7 +43,7 @@ class Router:
     def _one(self, model: Any, x: np.ndarray) -> np.ndarray:
         if isinstance(model, float):
             return np.full(len(x), model)
-        return model.predict_proba(x)[:, 1] * self.draft_len if self.kind == "logistic" else model.predict(x)
+        return chance(x, *model) * self.draft_len if self.kind == "logistic" else model.predict(x)
 
 
 class Memory:
@@ -131,11 +127,8 @@ def _fit_arm(kind: str, x: np.ndarray, log: PositionLog, rows: np.ndarray, arm: 
         model = HistGradientBoostingRegressor(max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=0)
         return model.fit(np.where(np.isnan(x).all(axis=0), 0.0, x), accepted)  # a column without a value has no bins
     share = accepted / log.draft_len  # a binomial share is a success and a failure with these weights
-    imputer = SimpleImputer(add_indicator=True, keep_empty_features=True)
-    model = make_pipeline(imputer, StandardScaler(), LogisticRegression(max_iter=1000))
-    weights = np.concatenate([share, 1 - share])
-    labels = np.repeat([1, 0], len(share))
-    return model.fit(np.concatenate([x, x]), labels, logisticregression__sample_weight=weights)
+    weights, labels = np.concatenate([share, 1 - share]), np.repeat([1, 0], len(share))
+    return coefficients(unfitted().fit(np.concatenate([x, x]), labels, logistic__sample_weight=weights))
 
 
 # ---- plans on held-out workloads: who decides, before or after drafting?

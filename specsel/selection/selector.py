@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import expit
 
 from specsel.logs import STATS, SpecselError, readable, write_bytes_atomically
-from specsel.selection.redraft import CRITERION, THRESHOLDS, train
+from specsel.selection.redraft import CRITERION, THRESHOLDS, chance, coefficients, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ class Selector:
         """(N,) probability that another arm emits more, from statistics (N, K) of drafts; nan = missing."""
         arm, n = self.arms.index(self.dominant), len(next(iter(stats.values())))
         x = np.stack([stats[f][:, arm] if f in stats else np.full(n, np.nan) for f in self.features], axis=1)
-        design = np.concatenate([np.where(np.isnan(x), self.fill, x), np.isnan(x)], axis=1)
-        return expit((design - self.center) / self.scale @ np.array(self.weights) + self.intercept)
+        return chance(x, self.fill, self.center, self.scale, self.weights, self.intercept)
 
     def redraft(self, stats: Mapping[str, np.ndarray]) -> np.ndarray:
         """(N,) bool: probability >= threshold."""
@@ -92,11 +90,7 @@ def fit_selector(
 ) -> Selector:
     """The selector of all these blocks, to be saved. Raises NotFitted where they cannot give one."""
     model, threshold, search = train(blocks, features=features, thresholds=thresholds)
-    imputer, scaler, logistic = (step for _, step in model.steps)
-    n = len(features)
-    at = [*range(n), *(n + imputer.indicator_.features_)]  # a feature without missing values has no indicator
-    center, scale, weights = np.zeros(2 * n), np.ones(2 * n), np.zeros(2 * n)
-    center[at], scale[at], weights[at] = scaler.mean_, scaler.scale_, logistic.coef_[0]
+    *vectors, intercept = coefficients(model)
     names = [name for name, _ in blocks.groupby("workload", sort=False)]
     counted = {"workloads": names, "requests": blocks.groupby(["workload", "request"]).ngroups, "blocks": len(blocks)}
     return Selector(
@@ -104,8 +98,8 @@ def fit_selector(
         blocks.attrs["dominant"],
         blocks.attrs["draft_len"],
         tuple(features),
-        *(tuple(v.tolist()) for v in (imputer.statistics_, center, scale, weights)),
-        intercept=float(logistic.intercept_[0]),
+        *(tuple(v.tolist()) for v in vectors),
+        intercept=float(intercept),
         threshold=threshold,
         search=tuple(search),
         trained_on=counted | dict(trained_on or {}),

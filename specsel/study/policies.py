@@ -7,7 +7,7 @@ policies decide, comparisons and intervals (`specsel.stats`), charts, prose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -76,12 +76,13 @@ def _mean(runs: Sequence[Replay]) -> Replay:
 
 
 def trials(
-    log: PositionLog, policies: Mapping[str, Policy], *, kind: str = "live", reset: str = "request", **options
+    log: PositionLog, policies: Mapping[str, Policy], *, reset: str = "request", workers: int = 1, **options
 ) -> tuple[pd.DataFrame, list[Replay]]:
-    """Every value of the main parameter of every policy (one trial where it has none), and its replay.
+    """Every value of the main parameter of every policy (one trial where it has none), and its replay with the feedback
+    of a live engine.
 
-    Columns: policy, parameter, value, place (from 1), setting (the policy with it). kind: "live" feedback, or the
-    "first" kind that the policy takes; options as in `play`.
+    Columns: policy, parameter, value, place (from 1), setting (the policy with it). Options as in `play`; ``workers``
+    as in `policy_table`.
     """
     rows = []
     for name, policy in policies.items():
@@ -90,20 +91,27 @@ def trials(
             setting = replace(policy, **{parameter: value}) if parameter else policy
             rows.append((name, parameter, value, place, setting))
     table = pd.DataFrame(rows, columns=["policy", "parameter", "value", "place", "setting"])
-    feedback = live_feedback if kind == "live" else lambda policy: feedback_kinds(policy)[0]
-    settings = [(setting, feedback(setting)) for setting in table.setting]
+    settings = [(setting, live_feedback(setting)) for setting in table.setting]
     if reset == "never":  # a step serves one block of each run, so together they cost least
         return table, play(log, settings, reset=reset, **options)
     parts = [[settings[i] for i in rows.index] for _, rows in table.groupby("policy", sort=False)]
-    return table, [run for part in parts for run in play(log, part, reset=reset, **options)]
+    played = _spread(partial(play, log, **options), parts, workers if log.n_positions > LARGE else 1)
+    return table, [run for part in played for run in part]
 
 
-def tuned(log: PositionLog, policies: Mapping[str, Policy], **options) -> dict[str, Policy]:
-    """The setting of each policy with the highest block efficiency on training requests; the first of equals."""
-    table, found = trials(log, policies, kind="first", **options)
-    table["efficiency"] = [run.block_efficiency for run in found]
-    best = table.groupby("policy", sort=False).efficiency.idxmax()
+def best_settings(table: pd.DataFrame, found: Sequence[Replay]) -> dict[str, Policy]:
+    """The setting of each policy with the highest block efficiency among its trials; the first of equals."""
+    efficiency = pd.Series([run.block_efficiency for run in found], index=table.index)
+    best = efficiency.groupby(table.policy, sort=False).idxmax()
     return {name: table.setting[i] for name, i in best.items()}
+
+
+def _spread(work: Callable, parts: Sequence, workers: int) -> list:
+    """Some work on each part, shared by processes."""
+    if workers == 1:
+        return [work(part) for part in parts]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork of threads may hang
+        return list(pool.map(work, parts))
 
 
 # ---- the policy table
@@ -117,12 +125,14 @@ def policy_table(
     costs: Costs | None = None,
     seeds: Sequence[int] = range(20),
     tune: bool = True,
+    settings: Mapping[str, Policy] | None = None,
     workers: int = 1,
 ) -> tuple[pd.DataFrame, dict[str, Replay]]:
     """Every policy that the log allows on the test requests, under every kind of feedback: a row each, and its replay.
 
-    A policy is tuned once per reset, under the first kind of feedback that it takes, and then frozen. (With state kept,
-    on at most ``TUNE_ONE_BY_ONE`` training requests, and with at most ``FEW`` seeds.) The rows are named; columns:
+    A policy is tuned once per reset, with the feedback of a live engine, and then frozen; ``settings`` are those of
+    policies that forget at each request, where they have been tuned already. (With state kept, on at most
+    ``TUNE_ONE_BY_ONE`` training requests, and with at most ``FEW`` seeds.) The rows are named; columns:
     policy, source, sees, context (see `catalogue.context_of`), feedback, reset, setting, seed_sd. ``workers`` processes
     share the policies where the log is large enough; the table does not depend on their number. (A script that asks
     for more than one needs its ``if __name__ == "__main__"``.)
@@ -130,12 +140,8 @@ def policy_table(
     workers = workers if test.n_positions > LARGE else 1
     names = [*(f"fixed:{a}" for a in test.arms), *PLANS[1:], *CATALOGUE] if names is None else list(names)
     shares = [names[i::workers] for i in range(workers)]
-    work = partial(_rows, train, test, costs=costs, seeds=seeds, tune=tune)
-    if workers > 1:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork of threads may hang
-            parts = list(pool.map(work, shares))
-    else:
-        parts = [work(share) for share in shares]
+    work = partial(_rows, train, test, costs=costs, seeds=seeds, tune=tune, settings=settings or {})
+    parts = _spread(work, shares, workers)
     found = sorted((row for part in parts for row in part), key=lambda row: names.index(row[0]["policy"]))
     table = pd.DataFrame([row for row, _ in found], index=[_row_name(row) for row, _ in found])
     return table, {name: run for name, (_, run) in zip(table.index, found, strict=True)}
@@ -149,6 +155,7 @@ def _rows(
     costs: Costs | None,
     seeds: Sequence[int],
     tune: bool,
+    settings: Mapping[str, Policy],
 ) -> list[tuple[dict, Replay]]:
     """Rows and replays of some policies; those that keep their state run in the same steps."""
     made = allowed(test, names, fit_on=train, costs=costs)
@@ -157,11 +164,12 @@ def _rows(
     kept = {n: p for n, p in learners.items() if CATALOGUE[n].kept or (p.reads and p.sees != "nothing")}
     for reset, group in [("request", {n: p}) for n, p in learners.items()] + [("never", kept)] * bool(kept):
         part, few = (train, seeds) if reset == "request" else (train.select(slice(TUNE_ONE_BY_ONE)), seeds[:FEW])
-        grids = {n: p for n, p in group.items() if tune and CATALOGUE[n].parameter}
-        group = group | (tuned(part, grids, reset=reset, seeds=seeds[:FEW]) if grids else {})
-        settings = [(name, policy, kind) for name, policy in group.items() for kind in feedback_kinds(policy)]
-        runs = play(test, [(policy, kind) for _, policy, kind in settings], reset=reset, seeds=few)
-        found += [(_row(n, p, kind, reset, run.seed_sd), run) for (n, p, kind), run in zip(settings, runs, strict=True)]
+        known = {n: p for n, p in settings.items() if n in group and reset == "request"}
+        grids = {n: p for n, p in group.items() if tune and CATALOGUE[n].parameter and n not in known}
+        tuned = best_settings(*trials(part, grids, reset=reset, seeds=seeds[:FEW])) if grids else {}
+        played = [(n, p, kind) for n, p in (group | known | tuned).items() for kind in feedback_kinds(p)]
+        runs = play(test, [(policy, kind) for _, policy, kind in played], reset=reset, seeds=few)
+        found += [(_row(n, p, kind, reset, run.seed_sd), run) for (n, p, kind), run in zip(played, runs, strict=True)]
     return found
 
 
