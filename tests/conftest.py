@@ -15,6 +15,14 @@ settings.load_profile("checks")
 collect_ignore = [] if find_spec("torch") else ["engine"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The notebooks under nbval (their stored outputs against fresh ones) are slow."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def specsel(monkeypatch, capsys):
     """Run one command line; returns (exit status, stdout, stderr)."""

@@ -23,6 +23,7 @@ from specsel.paper.show import Shown, escaped, grid, mark
 
 Keys = tuple[str, ...]
 FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")  # of a template: an escaped brace, or a claim or word
+SET_UP = 2  # the code cell of a chapter that opens the ledger
 ROUNDING = 1e-9  # below it a difference is one of the arithmetic
 
 
@@ -36,6 +37,7 @@ class Ledger:
     entries: dict[Keys, Claim] = field(default_factory=dict)  # (quantity, *keys) -> claim
     units: dict[str, str] = field(default_factory=dict)  # of quantities that only this chapter has
     stale: bool = False  # is there a claim that the file lacks?
+    cell: int = 0  # number of the code cell that runs, the parameters being the first; 0 outside of a notebook
 
     @property
     def claims(self) -> dict[str, Claim]:
@@ -60,6 +62,10 @@ class Ledger:
         if self.stale:
             write_bytes_atomically(self.path, dump_claims(self.entries.values()))
             self.stale = False
+
+    def count(self, *_: Any) -> None:
+        """The next cell runs."""
+        self.cell += 1
 
     def done(self) -> None:
         """The end of a public verb: write now, unless a notebook's cell will do it at its end."""
@@ -123,7 +129,7 @@ class Ledger:
         return found
 
     def _claim(self, keys: Keys, value: Any, unit: str, *, headline: bool = False, **how: Any) -> Claim:
-        how = {"label": self.label, "function": _cell(), "origin": self.origin} | how
+        how = {"label": self.label, "function": self.cell and f"cell {self.cell}", "origin": self.origin} | how
         how |= {"origin": None} if how.get("source") else {}
         return self.add(
             make_claim(keys, value, unit=unit, headline=headline and getattr(value, "defined", True), **how)
@@ -166,12 +172,6 @@ def _shell() -> Any:
     return shell if shell is not None and hasattr(shell, "kernel") else None
 
 
-def _cell() -> str:
-    """The running cell, as the origin of a figure that it computes in view."""
-    shell = _shell()
-    return f"cell {shell.execution_count}" if shell else ""
-
-
 def open_ledger(
     notebook: str,
     *,
@@ -193,6 +193,8 @@ def open_ledger(
     ledger = Ledger(where / f"{notebook}.json", {k: v for k, v in origin.items() if v}, Label(label), stale=True)
     ledger.write()
     if shell := _shell():
+        ledger.cell = SET_UP
+        shell.events.register("pre_run_cell", ledger.count)
         shell.events.register("post_run_cell", lambda *_: ledger.write())
     return ledger
 
