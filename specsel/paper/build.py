@@ -347,10 +347,11 @@ def print_pdf(work: Path, pages: Path, browser: str) -> Path:
 def headline_table(ledger: Mapping[str, Mapping[str, Any]], page: str) -> str:
     """The questions of the first page with their answers, as the README shows them; ledger: the content of claims.json,
     page: the source of the first page."""
-    asked = re.findall(r"^\| (.+?) \| \{claim\}`([^`]+)` \|$", page, re.MULTILINE)
-    answers = [{k: v for k, v in ledger[name].items() if k != "cited_in"} for _, name in asked]
-    rows = [f"| {q} | {render(Claim.from_dict(a), counts=True)} |" for (q, _), a in zip(asked, answers, strict=True)]
-    return "\n".join(["| question | value with interval, label, requests |", "|---|---|", *rows])
+
+    def answer(role: re.Match) -> str:
+        return render(Claim.from_dict({k: v for k, v in ledger[role.group(1)].items() if k != "cited_in"}))
+
+    return "\n".join(re.sub(r"\{claim\}`([^`]+)`", answer, row) for row in page.splitlines() if row.startswith("|"))
 
 
 def readme_parts(text: str) -> tuple[str, str, str]:
