@@ -74,7 +74,10 @@ def test_eagle_states_equal_the_authors_forward_pass(eagle_pair):
         state = ours.head.layer(state, u, position + j, [segment], step=j > 0)
         torch.testing.assert_close(state[0], expected[0, -1], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
-            ours.head.logits(state)[0], theirs.lm_head(theirs.norm(expected[0, -1])), rtol=1e-5, atol=1e-5
+            ours.head.lm_head(ours.head.norm(state))[0],
+            theirs.lm_head(theirs.norm(expected[0, -1])),
+            rtol=1e-5,
+            atol=1e-5,
         )
         u = ours.head.inputs(state, ours._embed(torch.tensor([token])))
         expected, cache = theirs(expected[:, -1:], torch.tensor([[token]]), past_key_values=cache, use_cache=True)

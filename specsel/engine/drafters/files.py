@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 
 from specsel.engine.target import Target, pinned
 from specsel.logs import SpecselError, drafter_sha256, readable
+
+Config = TypeVar("Config")
 
 
 class CheckpointError(SpecselError):
@@ -90,12 +94,26 @@ def locate(name: str | Path) -> Path:
     return folder
 
 
-def check_size(arm: str, folder: str | Path, size: int, target: Target) -> None:
-    """CheckpointError where a drafter was made for another width of the target."""
-    if size != target.model.config.hidden_size:
+def read_config(kind: type[Config], config: dict, folder: object) -> Config:
+    """A drafter's configuration record from the content of a published config.json; the size of a head may be missing
+    there. Raises CheckpointError when another field is."""
+    known = {f.name: config[f.name] for f in fields(kind) if config.get(f.name) is not None}
+    derived = known.get("hidden_size", 0) // max(known.get("num_attention_heads", 1), 1)
+    try:
+        return kind(**known | {"head_dim": known.get("head_dim") or derived})
+    except TypeError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def load_weights(arm: str, build: Callable[[DrafterFiles], Any], name: str | Path, target: Target) -> Any:
+    """What ``build`` makes of a drafter's files (see `locate`), on the target's device and in its dtype.
+    Raises CheckpointError where the drafter was made for another width of the target."""
+    made, width = build(read_folder(locate(name))), target.model.config.hidden_size
+    if made.config.hidden_size != width:
         raise CheckpointError(
-            f"{folder}: this {arm} drafter has hidden size {size}, the target has {target.model.config.hidden_size}."
+            f"{name}: this {arm} drafter has hidden size {made.config.hidden_size}, the target has {width}."
         )
+    return made.to(target.model.device, target.model.dtype)
 
 
 def described(name: str | Path, kind: str, tag: str | None) -> dict:
