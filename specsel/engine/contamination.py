@@ -48,12 +48,12 @@ def shared_runs(evaluation: list[str], training: list[str]) -> np.ndarray:
     return np.divide(best, own, out=np.zeros(len(evaluation)), where=own > 0)
 
 
-def contamination(prompts: Path | None = None) -> list[dict]:
+def write_overlap(out: Path, prompts: Path | None = None) -> list[dict]:
     """One row per workload: evaluation prompts, exact copies of a training prompt of any workload, near copies, and the
-    largest share of runs in one training prompt."""
+    largest share of runs in one training prompt. Writes the rows to a JSON file, with the hashes of the prompt
+    files."""
     training = [words(p) for workload in WORKLOADS for p in load_prompts(workload, "train", prompts)]
-    known = set(training)
-    rows = []
+    known, rows = set(training), []
     for workload in WORKLOADS:
         texts = [words(p) for p in load_prompts(workload, "eval", prompts)]
         share = shared_runs(texts, training)
@@ -67,12 +67,6 @@ def contamination(prompts: Path | None = None) -> list[dict]:
                 "largest_share": round(float(share.max()), 4),
             }
         )
-    return rows
-
-
-def write_overlap(out: Path, prompts: Path | None = None) -> list[dict]:
-    """Writes what ``contamination`` finds to a JSON file, with the hashes of the prompt files."""
-    rows = contamination(prompts)
     report = {"run": RUN, "near": NEAR, "files": SHA256, "workloads": rows}
     write_bytes_atomically(out, (json.dumps(report, indent=1) + "\n").encode())
     return rows

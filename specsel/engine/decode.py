@@ -84,28 +84,23 @@ class Decoder:
         logits, taps, cache = self.features(self._tensor(prompt), last_only=True)
         for drafter in self.pool.values():
             drafter.reset()
-        trace = Trace([], "")
-        scores = self._scores(logits, [0], index)
+        scores = self.choose(logits, [index], [0])
         token = int(scores[0].argmax())
-        trace.margins.append(_margin(scores[0]))
-        trace.output.append(token)
+        stop = "eos" if token in self.target.eos_ids else "length" if max_new == 1 else ""
+        trace = Trace([token], stop, margins=[_margin(scores[0])])
         self._extend(prompt + [token], taps)
-        trace.stop = "eos" if token in self.target.eos_ids else "length" if max_new == 1 else ""
         while not trace.stop:
-            self._block(prompt, cache, decide, trace, max_new, index)
+            self._block(cache, decide, trace, max_new, index)
         return trace
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.target.model.device)
 
-    def _scores(self, logits: Tensor, positions: list[int], index: int) -> Tensor:
-        return self.choose(logits, [index] * len(positions), positions)
-
     def _extend(self, tokens: list[int], taps: Tensor) -> None:
         for drafter in self.pool.values():
             drafter.extend(tokens, taps)
 
-    def _block(self, prompt: list[int], cache, decide: Decide, trace: Trace, max_new: int, index: int) -> None:
+    def _block(self, cache, decide: Decide, trace: Trace, max_new: int, index: int) -> None:
         position, cached = len(trace.output) - 1, cache_length(cache)
         draft = functools.cache(lambda arm: self.pool[arm].propose(self.draft_len))
         arms, commit = decide(position, {"output": trace.output, "pool": self.pool, "draft": draft})
@@ -114,7 +109,7 @@ class Decoder:
         depths = self._tensor(trie.depths)
         mask = attention_mask(trie, cached, depths.device)
         logits, taps, _ = self.features(self._tensor(trie.tokens), cache=cache, positions=cached + depths, mask=mask)
-        scores = self._scores(logits, [position + 1 + depth for depth in trie.depths], index)
+        scores = self.choose(logits, [index] * len(trie), [position + 1 + depth for depth in trie.depths])
         choices = scores.argmax(-1).tolist()
         rule = {"remaining": max_new - len(trace.output), "eos_ids": self.target.eos_ids}
         judged = {
@@ -128,16 +123,8 @@ class Decoder:
         rows = self._tensor(path[: len(emitted)])
         keep(cache, cached, cached + rows)
         trace.margins += [_margin(scores[row]) for row in path[: len(emitted)]]
-        trace.blocks.append(
-            Block(
-                position,
-                best,
-                {a: len(drafts[a]) for a in arms},
-                {a: judged[a][0] for a in arms},
-                len(emitted),
-                len(trie),
-            )
-        )
+        proposed, right = {a: len(drafts[a]) for a in arms}, {a: judged[a][0] for a in arms}
+        trace.blocks.append(Block(position, best, proposed, right, len(emitted), len(trie)))
         trace.output += emitted
         trace.stop = stop or ""
         self._extend(emitted, taps[rows])

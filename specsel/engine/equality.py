@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +67,8 @@ def first_difference(log: PositionLog, request: int, arm: int, trace: Trace) -> 
     accepted, emitted = log.accepted[rows, arm], log.emitted[rows, arm]
     p = 0
     for block in trace.blocks:
-        if p >= len(accepted) or (block.position, block.accepted[log.arms[arm]], block.emitted) != (
-            p,
-            accepted[p],
-            emitted[p],
-        ):
+        logged = (p, accepted[p], emitted[p]) if p < len(accepted) else None
+        if (block.position, block.accepted[log.arms[arm]], block.emitted) != logged:
             return min(p, block.position)
         p += block.emitted
     return None if p == len(accepted) else p
@@ -146,23 +144,29 @@ def check_engine(
     truth = functools.cache(lambda r: alone.run(chosen[r], plain, max_new=limit, index=r))
     for name in arms or log.arms:
         decoder = decoder_of(log, features, _needed(pool, name))
-        counts = dict.fromkeys(("requests", "equal", "same_output", "blocks", "tokens"), 0)
-        counts |= {"differences": [], "output_differences": []}
-        for r, ids in tqdm(chosen.items(), desc=name, unit="request", disable=None):
-            trace = decoder.run(ids, always(name), max_new=limit, index=r)
-            where, left = first_difference(log, r, log.arms.index(name), trace), parting(trace, truth(r))
-            counts["requests"] += 1
-            counts["equal"] += where is None
-            counts["same_output"] += left is None
-            counts["blocks"] += len(trace.blocks)
-            counts["tokens"] += len(trace.output)
-            told = {"workload": log.workloads[log.workload[r]], "request": log.requests[r]}
-            if where is not None:
-                counts["differences"].append(
-                    told | {"position": where, "margin": margin_at(trace, where, log.draft_len)}
-                )
-            if left is not None:
-                counts["output_differences"].append(told | dict(zip(("position", "margin"), left, strict=True)))
-        result["arms"][name] = counts
+        requests = tqdm(chosen.items(), desc=name, unit="request", disable=None)
+        traces = {r: decoder.run(ids, always(name), max_new=limit, index=r) for r, ids in requests}
+        result["arms"][name] = _compared(log, name, traces, truth)
         logs.write_bytes_atomically(path, json.dumps(result, indent=1).encode() + b"\n")
     return result
+
+
+def _compared(log: PositionLog, arm: str, traces: dict[int, Trace], truth: Callable[[int], Trace]) -> dict:
+    """What ``check_engine`` says of an arm: its answers by request against the log, and against plain decoding."""
+    differences, partings = [], []
+    for r, trace in traces.items():
+        told = {"workload": log.workloads[log.workload[r]], "request": log.requests[r]}
+        where, left = first_difference(log, r, log.arms.index(arm), trace), parting(trace, truth(r))
+        if where is not None:
+            differences.append(told | {"position": where, "margin": margin_at(trace, where, log.draft_len)})
+        if left is not None:
+            partings.append(told | dict(zip(("position", "margin"), left, strict=True)))
+    return {
+        "requests": len(traces),
+        "equal": len(traces) - len(differences),
+        "same_output": len(traces) - len(partings),
+        "blocks": sum(len(trace.blocks) for trace in traces.values()),
+        "tokens": sum(len(trace.output) for trace in traces.values()),
+        "differences": differences,
+        "output_differences": partings,
+    }

@@ -130,8 +130,7 @@ class BatchedTarget:
         core, config = model.model, model.config
         self.dtype, self.taps, self.device = dtype, taps, model.device
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.eps, self.rope = config.rms_norm_eps, core.rotary_emb
+        self.head_dim, self.eps, self.rope = config.head_dim, config.rms_norm_eps, core.rotary_emb
         self.embedding, self.norm = core.embed_tokens.weight, core.norm.weight.float()
         self.head = model.lm_head.weight
         self.head_low = self.head.to(dtype)

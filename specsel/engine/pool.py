@@ -46,12 +46,12 @@ def load_pool(target: Target, given: Mapping[str, Any] | None = None) -> tuple[T
         raise CheckpointError(
             f"a drafter reads hidden state {taps[-1]}, the target has {config.num_hidden_layers} layers."
         )
+    places = torch.arange(len(taps) * config.hidden_size, device=target.model.device).view(
+        len(taps), config.hidden_size
+    )
     for drafter in made.values():
         if drafter.taps and tuple(drafter.taps) != taps:
-            starts = [config.hidden_size * taps.index(tap) for tap in drafter.taps]
-            drafter.columns = torch.cat([torch.arange(s, s + config.hidden_size) for s in starts]).to(
-                target.model.device
-            )
+            drafter.columns = places[[taps.index(tap) for tap in drafter.taps]].flatten()
     return replace(target, taps=taps or target.taps), made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -187,13 +186,10 @@ def pinned(source: str | Path, revision: str | None, commit: str | None) -> str 
 
 def weights_sha256(source: str, revision: str | None) -> str:
     """Sha256 over the weight files of a local folder; for a hub model its pinned revision stands in the log instead."""
-    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
-    digests = "".join(sha256_of(path) for path in files)
-    return (
-        (digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest())
-        if files
-        else f"revision:{revision}"
-    )
+    digests = [sha256_of(path) for path in sorted(Path(source).glob("*.safetensors"))]
+    if not digests:
+        return f"revision:{revision}"
+    return digests[0] if len(digests) == 1 else sha256_of("".join(digests).encode())
 
 
 def check_rollback(config) -> None:
@@ -209,20 +205,13 @@ def check_rollback(config) -> None:
         raise TargetError(f"model type '{config.model_type}' is not supported; use a Llama-architecture target.")
 
 
-def parameter_count(config) -> int:
-    """Weights of a Llama model by its configuration."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rows = head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
-    layer = config.hidden_size * (rows + 3 * config.intermediate_size + 2)
-    copies = 1 if config.tie_word_embeddings else 2
-    return config.num_hidden_layers * layer + (copies * config.vocab_size + 1) * config.hidden_size
-
-
 def check_memory(config, dtype: str, device: str) -> None:
     """Refuses a target whose weights do not fit into the free memory of the device, before anything is loaded."""
     import psutil
+    from transformers import AutoModelForCausalLM
 
-    need = parameter_count(config) * torch.finfo(getattr(torch, dtype)).bits // 8
+    with torch.device("meta"):  # shapes alone
+        need = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).get_memory_footprint()
     free = torch.cuda.mem_get_info()[0] if device.startswith("cuda") else psutil.virtual_memory().available
     if need > free:
         raise TargetError(

@@ -71,8 +71,7 @@ class Segment:
     keys: Tensor
     values: Tensor
     visible: Tensor
-    step_keys: list[Tensor] = field(default_factory=list)
-    step_values: list[Tensor] = field(default_factory=list)
+    steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of each draft step
 
 
 class EagleHead(nn.Module):
@@ -125,21 +124,19 @@ class EagleHead(nn.Module):
         if step:
             keys, values = attention.keys(u, table), attention.values(u)
             for segment in segments:
-                segment.step_keys.append(keys[segment.rows])
-                segment.step_values.append(values[segment.rows])
+                segment.steps.append((keys[segment.rows], values[segment.rows]))
         return self.midlayer.add(state, torch.cat([self._attend(q[s.rows], s) for s in segments]))
 
     def _attend(self, q: Tensor, s: Segment) -> Tensor:
         scores = [shared_scores(q, s.keys, s.visible)]
         grouped = q.unflatten(1, (s.keys.shape[1], -1))  # A, kv, groups, d
-        for key in s.step_keys:
+        for key, _ in s.steps:
             own = (grouped * key[:, :, None]).sum(-1).float() / q.shape[-1] ** 0.5
             scores.append(own.permute(1, 2, 0)[..., None])
         weights = torch.cat(scores, -1).softmax(-1)
-        n = s.keys.shape[0]
-        mixed = shared_values(weights[..., :n], s.values).unflatten(1, grouped.shape[1:])
-        for i, value in enumerate(s.step_values):
-            mixed = mixed + weights[..., n + i].permute(2, 0, 1)[..., None].to(value.dtype) * value[:, :, None]
+        mixed = shared_values(weights[..., : len(s.keys)], s.values).unflatten(1, grouped.shape[1:])
+        for i, (_, value) in enumerate(s.steps, len(s.keys)):
+            mixed = mixed + weights[..., i].permute(2, 0, 1)[..., None].to(value.dtype) * value[:, :, None]
         return mixed.flatten(1)
 
 

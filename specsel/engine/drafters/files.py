@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -43,15 +44,12 @@ def read_folder(folder: str | Path) -> DrafterFiles:
         raise CheckpointError(f"{folder}: no config.json; give the folder of a drafter checkpoint.")
     with readable(folder / "config.json", "download or train the drafter again", CheckpointError):
         config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    for name, load in (("model.safetensors", load_file), ("pytorch_model.bin", _load_pickle)):
+    load_pickle = functools.partial(torch.load, map_location="cpu", weights_only=True)
+    for name, load in (("model.safetensors", load_file), ("pytorch_model.bin", load_pickle)):
         if (folder / name).is_file():
             with readable(folder / name, "download or train the drafter again", CheckpointError, (Exception,)):
                 return DrafterFiles(folder, config, load(folder / name))
     raise CheckpointError(f"{folder}: neither model.safetensors nor pytorch_model.bin; download the checkpoint first.")
-
-
-def _load_pickle(path: Path) -> dict[str, Tensor]:
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_strictly(
@@ -59,7 +57,7 @@ def load_strictly(
 ) -> None:
     """Loads tensors into a module by name; a missing, unexpected or wrongly shaped one is a CheckpointError that names
     it."""
-    given = {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored or ("\0",))}
+    given = {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored)}
     wanted = {name: tensor.shape for name, tensor in module.state_dict().items()}
     if missing := sorted(wanted.keys() - given.keys()):
         raise CheckpointError(f"{folder}: tensor '{missing[0]}' is missing ({len(missing)} in all).")
@@ -67,9 +65,10 @@ def load_strictly(
         raise CheckpointError(
             f"{folder}: tensor '{extra[0]}' is unknown ({len(extra)} in all); is this another kind of drafter?"
         )
-    for name in (name for name, tensor in given.items() if tensor.shape != wanted[name]):
-        shapes = f"has shape {tuple(given[name].shape)}, the config asks for {tuple(wanted[name])}"
-        raise CheckpointError(f"{folder}: tensor '{name}' {shapes}.")
+    for name, tensor in given.items():
+        if tensor.shape != wanted[name]:
+            shapes = f"has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name])}"
+            raise CheckpointError(f"{folder}: tensor '{name}' {shapes}.")
     module.load_state_dict(given)
 
 
