@@ -57,16 +57,9 @@ def write_overlap(out: Path, prompts: Path | None = None) -> list[dict]:
     for workload in WORKLOADS:
         texts = [words(p) for p in load_prompts(workload, "eval", prompts)]
         share = shared_runs(texts, training)
-        rows.append(
-            {
-                "workload": workload,
-                "prompts": len(texts),
-                "training_prompts": len(training),
-                "exact": sum(text in known for text in texts),
-                "near": int((share >= NEAR).sum()),
-                "largest_share": round(float(share.max()), 4),
-            }
-        )
+        row = {"workload": workload, "prompts": len(texts), "training_prompts": len(training)}
+        row |= {"exact": sum(text in known for text in texts), "near": int((share >= NEAR).sum())}
+        rows.append(row | {"largest_share": round(float(share.max()), 4)})
     report = {"run": RUN, "near": NEAR, "files": SHA256, "workloads": rows}
     write_bytes_atomically(out, (json.dumps(report, indent=1) + "\n").encode())
     return rows

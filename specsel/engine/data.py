@@ -113,10 +113,10 @@ def _write_shard(path: Path, part: list, answers: list[Generation], dtype: str, 
     output = torch.tensor([len(answer.output) for answer in answers])
     sums = {"output_tokens": output.sum(), "looping": looping.sum(), "kept_tokens": output[~looping].sum()}
     counts = {"requests": len(answers)} | {name: int(n) for name, n in sums.items()}
-    names = ("tokens", "taps", "top_ids", "top_logits", "lse")
-    tensors = {name: torch.cat([getattr(answer, name) for answer in answers]) for name in names}
+    found = [{"tokens": answer.tokens.int(), "taps": answer.taps} | answer.said for answer in answers]
+    tensors = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     n_prompt = torch.tensor([answer.n_prompt for answer in answers])
-    tensors |= {"tokens": tensors["tokens"].int(), "n_prompt": n_prompt, "n_output": output, "looping": looping}
+    tensors |= {"n_prompt": n_prompt, "n_output": output, "looping": looping}
     requests = [f"{prompt.workload}/{prompt.id}" for prompt, _ in part]
     metadata = {"counts": json.dumps(counts), "requests": json.dumps(requests), "dtype": dtype, "target": target_sha256}
     save_file(tensors, f"{path}.part", metadata)

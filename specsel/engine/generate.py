@@ -43,9 +43,10 @@ class Generation:
     """One finished answer.
 
     ``tokens`` (n_prompt + T,) prompt and output ids; ``taps`` (n_prompt + T - 1, 3H) the target features of every
-    processed token (the last output token is never processed). When asked for, per output token about the distribution
-    that chose it: the largest logits, ``top_ids``/``top_logits`` (T, TOP_K), and ``lse`` (T,), the log-sum-exp of all
-    (``keep_top``); ``entropy`` in nats, ``confidence``, and ``margin``, top-1 minus top-2 score, (T,) (``observe``).
+    processed token (the last output token is never processed). ``said``, when asked for, per output token about the
+    distribution that chose it: the largest logits, ``top_ids``/``top_logits`` (T, TOP_K), and ``lse`` (T,), the
+    log-sum-exp of all (``keep_top``); ``entropy`` in nats, ``confidence``, and ``margin``, top-1 minus top-2 score,
+    (T,) (``observe``).
     """
 
     index: int
@@ -53,12 +54,7 @@ class Generation:
     n_prompt: int
     taps: Tensor
     stop: str  # "eos", "length" or "loop" (cut early: only where ``stop_loops``)
-    top_ids: Tensor | None = None
-    top_logits: Tensor | None = None
-    lse: Tensor | None = None
-    entropy: Tensor | None = None
-    confidence: Tensor | None = None
-    margin: Tensor | None = None
+    said: dict[str, Tensor]
 
     @property
     def output(self) -> list[int]:
@@ -302,7 +298,7 @@ class Answers:
             self.live[row] = self.live[last]
         self.live.pop()
         stacked = {name: torch.stack(state[name]).cpu() for name in self.kept}
-        return Generation(state["index"], tokens, len(state["prompt"]), taps, stop=reason, **stacked)
+        return Generation(state["index"], tokens, len(state["prompt"]), taps, reason, stacked)
 
     @torch.inference_mode()
     def __iter__(self) -> Iterator[Generation]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 from specsel import logs
@@ -103,13 +104,11 @@ def collect(
 def _score_all(collector: Collector, executor: str, workers: int) -> None:
     starts = [s for s in collector.starts if not all(path.is_file() for path in collector.parts_of(s))]
     if executor == "ray" and starts:
-        from specsel.engine.shards import on_ray
-
         finished = on_ray(collector, starts, workers)
     else:
         finished = map(collector.score_group, starts)
-    with tqdm(total=len(collector.queue), unit="request", disable=None) as bar:
-        bar.update(len(collector.queue) - sum(len(collector.parts_of(start)) for start in starts))
+    done = len(collector.queue) - sum(len(collector.parts_of(start)) for start in starts)
+    with tqdm(total=len(collector.queue), initial=done, unit="request", disable=None) as bar:
         for count in finished:
             bar.update(count)
 
@@ -163,30 +162,18 @@ class Collector:
 def score(pool: dict, prompt: Prompt, answer: Generation | None, config: CollectConfig) -> tuple[dict, list[dict]]:
     """One request: its row of the request table and its log records (none when nothing followed the first token), with
     drafts of every arm at every position, accepted counts, statistics and context."""
-    row = {
-        "workload": prompt.workload,
-        "request": prompt.id,
-        "category": prompt.category,
-        "prompt_sha256": prompt.sha256,
-    }
+    row = {"workload": prompt.workload, "request": prompt.id, "category": prompt.category}
+    row["prompt_sha256"] = prompt.sha256
     if answer is None:
         nothing = {"prompt_tokens": None, "output_tokens": 0, "stop": "prompt too long", "looping": False, "ties": 0}
         return row | nothing, []
-    output = np.array(answer.output)
-    row |= {
-        "prompt_tokens": answer.n_prompt,
-        "output_tokens": len(output),
-        "stop": answer.stop,
-        "looping": is_looping(answer.output),
-        "ties": int((answer.margin < TIE).sum()),  # choices that rounding could move on another machine
-    }
+    output, ties = np.array(answer.output), int((answer.said["margin"] < TIE).sum())
+    row |= {"prompt_tokens": answer.n_prompt, "output_tokens": len(output), "stop": answer.stop}
+    row |= {"looping": is_looping(answer.output), "ties": ties}  # ties: rounding could move them on another machine
     if len(output) < 2:
         return row, []
-    context = {
-        "match_length": suffix_match_lengths(answer.tokens.tolist(), answer.n_prompt),
-        "target_entropy": answer.entropy.numpy(),
-        "target_confidence": answer.confidence.numpy(),
-    }
+    context = {"match_length": suffix_match_lengths(answer.tokens.tolist(), answer.n_prompt)}
+    context |= {f"target_{name}": answer.said[name].numpy() for name in ("entropy", "confidence")}
     return row, list(_records(prompt, draft_all(pool, prompt, answer, config.draft_len), output, context))
 
 
@@ -195,11 +182,10 @@ def draft_all(pool: dict, prompt: Prompt, answer: Generation, draft_len: int) ->
     tokens, drafts = answer.tokens.tolist(), {}
     for arm, drafter in pool.items():
         try:
-            drafts[arm] = (
-                drafter.combine(*(drafts[part] for part in drafter.parts))
-                if drafter.parts
-                else drafter.propose_all(tokens, answer.n_prompt, answer.taps, draft_len)
-            )
+            if drafter.parts:
+                drafts[arm] = drafter.combine(*(drafts[part] for part in drafter.parts))
+            else:
+                drafts[arm] = drafter.propose_all(tokens, answer.n_prompt, answer.taps, draft_len)
         except Exception as error:
             raise CollectError(
                 f"{prompt.key}: drafter '{arm}' failed ({type(error).__name__}: {error}). Finished requests are kept."
@@ -217,11 +203,8 @@ def _records(
 ) -> Iterator[dict]:
     arms = {arm: _columns(d, output) for arm, d in drafts.items()}
     for p in range(len(output) - 1):
-        yield {
-            "workload": prompt.workload,
-            "request": prompt.id,
-            "position": p,
-            "remaining": len(output) - 1 - p,
+        place = {"workload": prompt.workload, "request": prompt.id, "position": p, "remaining": len(output) - 1 - p}
+        yield place | {
             "on_path": False,
             "context": {name: values[p] for name, values in context.items()},
             "arms": {arm: {name: values[p] for name, values in columns.items()} for arm, columns in arms.items()},
@@ -299,3 +282,41 @@ def _same(saved: dict, settings: dict, what: str, names: tuple[str, ...]) -> Non
     for name in names:
         if saved.get(name) != json.loads(json.dumps(settings[name])):
             raise CollectError(f"{what} with another '{name}'; use the same settings, or remove the folder.")
+
+
+class _Actor:
+    """A collector in a process of its own. Rounding must be the same everywhere, so it computes with the threads of the
+    caller, and machines must be of one kind; on several of them the folder of parts is a shared one."""
+
+    def __init__(self, collector, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.collector = collector
+
+    def score_group(self, start: int) -> int:
+        """See ``Collector.score_group``."""
+        return self.collector.score_group(start)
+
+
+def on_ray(collector, starts: list[int], workers: int) -> Iterator[int]:
+    """Scores the groups that begin at ``starts``, in any order; yields the number of requests of each when it is done.
+
+    Starts a local Ray when none is running and RAY_ADDRESS names none.
+    """
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+        from ray.util import ActorPool
+    except ModuleNotFoundError as error:
+        raise SpecselError("the executor 'ray' needs the extra 'ray': pip install 'specsel[ray]'.") from error
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        shared = ray.put(collector)
+        actors = [ray.remote(_Actor).remote(shared, torch.get_num_threads()) for _ in range(min(workers, len(starts)))]
+        yield from ActorPool(actors).map_unordered(lambda actor, start: actor.score_group.remote(start), starts)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        if ours:
+            ray.shutdown()

@@ -40,15 +40,11 @@ def load_pool(target: Target, given: Mapping[str, Any] | None = None) -> tuple[T
     made: dict[str, Drafter] = {}
     for name, setting in settings_of(given or {}).items():
         made[name] = DRAFTERS[name].load(target, setting, made)
-    config = target.model.config
+    layers, width = target.model.config.num_hidden_layers, target.model.config.hidden_size
     taps = tuple(sorted({tap for drafter in made.values() for tap in drafter.taps}))
-    if taps and taps[-1] >= config.num_hidden_layers:
-        raise CheckpointError(
-            f"a drafter reads hidden state {taps[-1]}, the target has {config.num_hidden_layers} layers."
-        )
-    places = torch.arange(len(taps) * config.hidden_size, device=target.model.device).view(
-        len(taps), config.hidden_size
-    )
+    if taps and taps[-1] >= layers:
+        raise CheckpointError(f"a drafter reads hidden state {taps[-1]}, the target has {layers} layers.")
+    places = torch.arange(len(taps) * width, device=target.model.device).view(len(taps), width)
     for drafter in made.values():
         if drafter.taps and tuple(drafter.taps) != taps:
             drafter.columns = places[[taps.index(tap) for tap in drafter.taps]].flatten()

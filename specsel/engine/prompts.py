@@ -151,11 +151,9 @@ def gsm8k(number: int, row: dict) -> tuple[str, str, str]:
 
 def human_eval(number: int, row: dict) -> tuple[str, str, str]:
     """The signature and docstring in a Python fence under a one-line instruction."""
-    return (
-        f"humaneval/test/{number}",
-        f"Complete the following Python function. Return the full function.\n\n```python\n{tidy(row['prompt'])}\n```",
-        "",
-    )
+    function = f"```python\n{tidy(row['prompt'])}\n```"
+    text = f"Complete the following Python function. Return the full function.\n\n{function}"
+    return f"humaneval/test/{number}", text, ""
 
 
 def mbpp(number: int, row: dict) -> tuple[str, str, str]:

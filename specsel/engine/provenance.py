@@ -25,7 +25,7 @@ def settings_of(target: Target, config: Any, drafters: dict) -> dict:
         "draft_len": config.draft_len,
         "max_new_tokens": config.max_new,
         "decoding": {"mode": mode, "temperature": config.temperature, "seed": config.seed},
-        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "dtype": target.dtype,
         "target": {"name": target.name, "sha256": target.sha256, "chat_template_sha256": template},
         "drafters": drafters,
         "versions": versions | {"python": platform.python_version()},
@@ -49,11 +49,8 @@ def _first_prompt(tokenizer, prompts: list[Prompt]) -> dict:
     differ there have had different prompts."""
     ids = encode(tokenizer, prompts[0]) if prompts else []
     made_by = getattr(tokenizer, "backend_tokenizer", None)
-    return {
-        "first_ids": ids[:8],
-        "last_ids": ids[-8:],
-        "tokenizer_sha256": logs.sha256_of(made_by.to_str().encode()) if made_by else None,
-    }
+    digest = logs.sha256_of(made_by.to_str().encode()) if made_by else None
+    return {"first_ids": ids[:8], "last_ids": ids[-8:], "tokenizer_sha256": digest}
 
 
 def hardware(cuda: bool) -> dict:

@@ -27,15 +27,8 @@ def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
 def shapes(target: Target) -> dict[str, Any]:
     """Shapes of a drafter whose layers are those of its target."""
     c = target.model.config
-    same = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-    )
-    return {name: getattr(c, name) for name in same} | {"rope_theta": c.rope_parameters["rope_theta"]}
+    same = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps"
+    return {name: getattr(c, name) for name in same.split()} | {"rope_theta": c.rope_parameters["rope_theta"]}
 
 
 def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
@@ -64,17 +57,9 @@ def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
 def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
     """A drafter with a learned mask vector; with ``start`` "target" its layers are the target's last ones and fc the
     identity on the top tap."""
-    model = DFlashModel(
-        DFlashConfig(
-            **shapes(target),
-            num_hidden_layers=config.layers,
-            block_size=config.draft_len + 1,
-            target_layer_ids=tuple(i - 1 for i in target.taps),
-            max_position_embeddings=target.window,
-            learned_mask=True,
-            head_slice=len(ids),
-        )
-    )
+    drafts = {"num_hidden_layers": config.layers, "block_size": config.draft_len + 1, "head_slice": len(ids)}
+    reads = {"target_layer_ids": tuple(i - 1 for i in target.taps), "max_position_embeddings": target.window}
+    model = DFlashModel(DFlashConfig(**shapes(target), **drafts, **reads, learned_mask=True))
     h = target.model.config.hidden_size
     with torch.no_grad():
         model.head_ids.copy_(ids)

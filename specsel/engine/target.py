@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -94,6 +93,11 @@ class Target:
     sha256: str
 
     @property
+    def dtype(self) -> str:
+        """Precision of the model, by torch's name of it."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def window(self) -> int:
         """Largest number of tokens that the target can hold."""
         return int(self.model.config.max_position_embeddings)
@@ -159,16 +163,13 @@ def load_target(
     revision = pinned(source, revision, getattr(config, "_commit_hash", None))
     check_rollback(config)
     check_memory(config, dtype, device)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, revision=revision, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-    )
-    model = model.to(device).eval().requires_grad_(False)
+    options = {"revision": revision, "dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_pretrained(source, **options).to(device).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     eos = model.generation_config.eos_token_id
     eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-    return Target(
-        name, model, tokenizer, eos_ids, tap_indices(config.num_hidden_layers), weights_sha256(source, revision)
-    )
+    taps, digest = tap_indices(config.num_hidden_layers), weights_sha256(source, revision)
+    return Target(name, model, tokenizer, eos_ids, taps, digest)
 
 
 def pinned(source: str | Path, revision: str | None, commit: str | None) -> str | None:
@@ -253,8 +254,6 @@ class Features:
 
     def __init__(self, target: Target) -> None:
         self.target, self._seen = target, {}
-        names = inspect.signature(type(target.model).forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in transformers 5.24
         for index in target.taps:
             layer = target.model.model.layers[index]
             layer.register_forward_pre_hook(lambda module, args, index=index: self._seen.__setitem__(index, args[0]))
@@ -276,14 +275,8 @@ class Features:
         """
         if mask is not None and self.target.model.config._attn_implementation != "sdpa":
             raise TargetError("a boolean attention mask needs the sdpa attention; load the target with load_target.")
-        place = None if positions is None else positions[None]
-        out = self.target.model(
-            input_ids=tokens[None],
-            position_ids=place,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-            **{self._cache_name: cache},
-        )
+        places = None if positions is None else positions[None]
+        options = {"use_cache": True, "cache": cache, "logits_to_keep": 1 if last_only else 0}
+        out = self.target.model(input_ids=tokens[None], position_ids=places, attention_mask=mask, **options)
         taps = torch.cat([self._seen[index][0] for index in self.target.taps], -1)
-        return out.logits[0].float(), taps, getattr(out, self._cache_name)
+        return out.logits[0].float(), taps, out.cache

@@ -18,10 +18,10 @@ import torch
 from tqdm import tqdm
 
 from specsel import logs
+from specsel.engine.decode import accept, attention_mask, merge
 from specsel.engine.generate import greedy
 from specsel.engine.provenance import hardware
 from specsel.engine.target import Features, keep
-from specsel.engine.verify import accept, attention_mask, merge
 
 WARM_UP = 5
 CATCH_UP_TOKENS = 3
@@ -49,13 +49,8 @@ def measure(features: Features, pool: dict, config: TimingConfig) -> dict:
     samples = []
     for _ in tqdm(range(WARM_UP + config.samples), unit="round", disable=None):
         samples += [labels | {"seconds": _clock(run, prepare, device)} for labels, prepare, run in tasks]
-    return {
-        "schema": 1,
-        "hardware": hardware(device.type == "cuda"),
-        "dtype": str(features.target.model.dtype).removeprefix("torch."),
-        "warmup": WARM_UP,
-        "samples": samples,
-    }
+    result = {"schema": 1, "hardware": hardware(device.type == "cuda"), "dtype": features.target.dtype}
+    return result | {"warmup": WARM_UP, "samples": samples}
 
 
 def _clock(run: Callable, prepare: Callable, device: torch.device) -> float:

@@ -119,11 +119,9 @@ def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, A
         first += int((accepted > 0).sum())
         emitted.append(len(accepted))
         blocks.append(len(walk(np.array([0, len(accepted)]), accepted + 1)))
-    return {
-        "first_token": first / sum(emitted),
-        "block_efficiency": sum(emitted) / sum(blocks),
-        "answers": {"emitted": emitted, "blocks": blocks},
-    }
+    answers = {"emitted": emitted, "blocks": blocks}
+    efficiency = sum(emitted) / sum(blocks)
+    return {"first_token": first / sum(emitted), "block_efficiency": efficiency, "answers": answers}
 
 
 def _shuffled(split: Split, seed: int) -> Iterator[Example]:
@@ -166,9 +164,8 @@ def _new(
     split = split_of(paths, config.split, earlier)
     embedding, kept = target.model.model.embed_tokens.weight, config.vocabulary == "kept" and model is not None
     counts = None if kept or config.counted == "answered" else read_prompt_counts(paths[0].parent)
-    ids, coverage = draft_vocabulary(
-        split, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None, counts
-    )
+    options = {"ids": known if kept else None, "all_prompts": counts}
+    ids, coverage = draft_vocabulary(split, config.draft_vocab, len(embedding), target.eos_ids, **options)
     if model and not kept:
         model = exchange_vocabulary(model, ids, embedding)
     model = model or (new_eagle if kind == "eagle" else new_dflash)(target, ids, config)
@@ -200,16 +197,9 @@ def train_drafter(
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
     optimizers = make_optimizers(model, config)
-    log = {
-        "kind": kind,
-        "recipe": asdict(config),
-        **told,
-        "dtype": "bf16 autocast" if low else "float32",
-        "target": target.sha256,
-        "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
-        "data_report": read_report(paths),
-        "curve": [],
-    }
+    log = {"kind": kind, "recipe": asdict(config), **told, "dtype": "bf16 autocast" if low else "float32"}
+    data_files = [{"shard": path.name, "sha256": sha256_of(path)} for path in paths]
+    log |= {"target": target.sha256, "data": data_files, "data_report": read_report(paths), "curve": []}
     first = _resume(out / STATE, model, optimizers, log)
     if config.keep and not first:
         _write_weights(out / "checkpoints" / "random", randomise(copy.deepcopy(model), config.seed))

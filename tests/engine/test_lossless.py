@@ -7,10 +7,9 @@ import pytest
 import torch
 from conftest import EOS, Scripted, prompts
 
-from specsel.engine.decode import Decoder, always, plain
+from specsel.engine.decode import Decoder, accept, always, attention_mask, merge, plain
 from specsel.engine.generate import Answers, BatchedTarget, choice_rule
 from specsel.engine.target import TargetError, cache_length, keep
-from specsel.engine.verify import accept, attention_mask, merge
 
 MAX_NEW = 40
 

@@ -8,6 +8,7 @@ of their own. Three paths run the same arithmetic: one block (``propose``), all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.drafters.base import Drafter, Drafts, best_tokens, from_slots
-from specsel.engine.drafters.files import (
-    CheckpointError,
-    DrafterFiles,
-    described,
-    load_strictly,
-    load_weights,
-    read_config,
-)
-from specsel.engine.drafters.layers import Layer, RMSNorm, own_taps, shared_scores, shared_values
+from specsel.engine.drafters.base import Drafter, Drafts, Neural, best_tokens, from_slots
+from specsel.engine.drafters.files import CheckpointError, DrafterFiles, described, load_strictly, loaded, read_config
+from specsel.engine.drafters.layers import Layer, RMSNorm, shared_scores, shared_values
 from specsel.engine.target import Target
 
+_CAUSAL = "'is_causal' / 'sliding_attention' layers are not supported; use a bidirectional DFlash drafter."
+_SCALED = "'rope_scaling' and 'attention_bias' are not supported in a DFlash drafter."
+REFUSED = {"is_causal": _CAUSAL, "sliding": _CAUSAL, "rope_scaling": _SCALED, "attention_bias": _SCALED}
 PACK = 64
 """Blocks that share one packed pass when all anchors of a request are drafted."""
 
@@ -60,19 +57,11 @@ class DFlashConfig:
         """Reads a published config with either placement of ``block_size``; refuses variants that are not implemented,
         by name."""
         config = config | config.get("dflash_config", {}) | config.get("rope_parameters", {})
-        if config.get("is_causal") or "sliding_attention" in (config.get("layer_types") or []):
-            raise CheckpointError(
-                f"{folder}: 'is_causal' / 'sliding_attention' layers are not supported; "
-                "use a bidirectional DFlash drafter."
-            )
-        if config.get("rope_scaling") or config.get("attention_bias"):
-            raise CheckpointError(
-                f"{folder}: 'rope_scaling' and 'attention_bias' are not supported in a DFlash drafter."
-            )
+        config |= {"sliding": "sliding_attention" in (config.get("layer_types") or [])}
         layers = config.get("target_layer_ids")
         if layers is None and "num_target_layers" in config:
             layers = default_layer_ids(config["num_target_layers"], config.get("num_hidden_layers") or 1)
-        return read_config(cls, config | {"target_layer_ids": tuple(layers or ())}, folder)
+        return read_config(cls, config | {"target_layer_ids": tuple(layers or ())}, folder, REFUSED)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -96,8 +85,8 @@ class Context:
     """Injected keys and values of one request, per layer (S, kv, d), and how many context positions each of A blocks
     sees, (A,)."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
     seen: Tensor
 
 
@@ -172,32 +161,18 @@ def load_model(files: DrafterFiles) -> DFlashModel:
     return model
 
 
-class DFlash(Drafter):
-    """The drafter: its model, the target's embedding and head, and the injected keys and values of one request."""
+class DFlash(Neural):
+    """The drafter: scores its states by the rows ``head`` of the target; its keys and values are the injected ones."""
 
     name = "dflash"
-    needs_taps = True
 
     def __init__(self, model: DFlashModel, embedding: Tensor, head: Tensor) -> None:
-        self.model, self.embedding = model.eval(), embedding
-        if model.config.mask_token_id is not None and model.config.mask_token_id >= len(embedding):
-            raise CheckpointError(
-                f"mask_token_id {model.config.mask_token_id} is outside the embedding table of {len(embedding)} rows."
-            )
+        mask = model.config.mask_token_id
+        if mask is not None and mask >= len(embedding):
+            raise CheckpointError(f"mask_token_id {mask} is outside the embedding table of {len(embedding)} rows.")
+        super().__init__(model, embedding)
         self.ids = model.head_ids if model.config.head_slice else torch.arange(len(head), device=head.device)
         self.head = (head[self.ids] if model.config.head_slice else head).to(model.fc.weight.dtype)
-        self.reset()
-
-    @property
-    def window(self) -> int:
-        """Largest number of positions of the drafter."""
-        return self.model.config.max_position_embeddings
-
-    def reset(self) -> None:
-        """Forgets the request."""
-        config, weight = self.model.config, self.model.fc.weight
-        none = [weight.new_zeros(0, config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
-        self.keys, self.values, self.anchor = none, none, None
 
     @torch.inference_mode()
     def extend(self, tokens: list[int], taps: Tensor) -> None:
@@ -205,11 +180,7 @@ class DFlash(Drafter):
         anchor."""
         n = len(self.keys[0])
         positions = torch.arange(n, n + len(taps), device=taps.device)
-        added = self.model.inject(own_taps(taps, self.columns), positions)
-        self.keys, self.values = (
-            [torch.cat(pair) for pair in zip(*parts, strict=True)]
-            for parts in zip((self.keys, self.values), added, strict=True)
-        )
+        self.remember(*self.model.inject(self.own(taps), positions))
         self.anchor = tokens[-1]
 
     @torch.inference_mode()
@@ -240,7 +211,7 @@ class DFlash(Drafter):
         """
         ids = torch.tensor(tokens, device=self.embedding.device)
         positions = torch.arange(len(ids) - 1, device=ids.device)
-        keys, values = self.model.inject(own_taps(taps, self.columns), positions)
+        keys, values = self.model.inject(self.own(taps), positions)
         return self._draft(ids[n_prompt:-1], positions[n_prompt:], keys, values, draft_len)
 
 
@@ -249,7 +220,7 @@ SETTING = Path("data/drafters/dflash")
 
 def load(target: Target, folder: str | Path, made: dict[str, Drafter]) -> DFlash:
     """See `Drafter`."""
-    model = load_weights("dflash", load_model, folder, target)
+    model = loaded("dflash", load_model, folder, target)
     drafter = DFlash(model, target.model.model.embed_tokens.weight, target.model.lm_head.weight)
     drafter.taps = model.config.taps
     return drafter

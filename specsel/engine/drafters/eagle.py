@@ -16,19 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.drafters.base import Drafter, Drafts, best_tokens, from_slots
-from specsel.engine.drafters.files import (
-    CheckpointError,
-    DrafterFiles,
-    described,
-    load_strictly,
-    load_weights,
-    read_config,
-)
-from specsel.engine.drafters.layers import Layer, RMSNorm, own_taps, shared_scores, shared_values
+from specsel.engine.drafters.base import Drafter, Drafts, Neural, best_tokens, from_slots
+from specsel.engine.drafters.files import CheckpointError, DrafterFiles, described, load_strictly, loaded, read_config
+from specsel.engine.drafters.layers import Layer, RMSNorm, shared_scores, shared_values
 from specsel.engine.target import Target, tap_indices
 
-UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+REFUSED = {flag: f"variant flag '{flag}' is not supported; use a plain EAGLE-3 head." for flag in VARIANTS}
+REFUSED |= {"rope_scaling": "'rope_scaling' is not supported in a draft head."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +49,7 @@ class EagleConfig:
     def from_dict(cls, config: dict, folder: object = "config.json") -> EagleConfig:
         """Reads a published config, nested or flat; refuses a variant flag that is not implemented, by its name."""
         config = config | config.get("transformer_layer_config", {})
-        for flag in UNSUPPORTED:
-            if config.get(flag):
-                raise CheckpointError(f"{folder}: variant flag '{flag}' is not supported; use a plain EAGLE-3 head.")
-        if config.get("rope_scaling"):
-            raise CheckpointError(f"{folder}: 'rope_scaling' is not supported in a draft head.")
-        return read_config(cls, config, folder)
+        return read_config(cls, config, folder, REFUSED)
 
 
 @dataclass(slots=True)
@@ -179,26 +169,10 @@ def load_head(files: DrafterFiles) -> EagleHead:
     return head
 
 
-class Eagle(Drafter):
-    """The drafter: a head, the target's embedding, and the stable keys and values of one request."""
+class Eagle(Neural):
+    """The drafter: its model is a head, its keys and values the stable ones."""
 
     name = "eagle"
-    needs_taps = True
-
-    def __init__(self, head: EagleHead, embedding: Tensor) -> None:
-        self.head, self.embedding = head.eval(), embedding
-        self.reset()
-
-    @property
-    def window(self) -> int:
-        """Largest number of positions of the head."""
-        return self.head.config.max_position_embeddings
-
-    def reset(self) -> None:
-        """Forgets the request."""
-        config, weight = self.head.config, self.head.fc.weight
-        self.keys = weight.new_zeros(0, config.num_key_value_heads, config.head_dim)
-        self.values, self.last = self.keys, None
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.embedding)
@@ -210,20 +184,20 @@ class Eagle(Drafter):
         ``tokens`` are all tokens committed since the last call (at first prompt + first output token); their last m
         follow the taps.
         """
-        start = len(self.keys)
-        ids = torch.tensor(tokens[-len(taps) :], device=self.keys.device)
-        positions = torch.arange(start, start + len(ids), device=self.keys.device)
-        own = own_taps(taps, self.columns)
-        state, u, keys, values = self.head.pairs(own, self._embed(ids), positions)
-        self.keys, self.values = torch.cat([self.keys, keys]), torch.cat([self.values, values])
+        start = len(self.keys[0])
+        ids = torch.tensor(tokens[-len(taps) :], device=self.embedding.device)
+        positions = torch.arange(start, start + len(ids), device=ids.device)
+        state, u, keys, values = self.model.pairs(self.own(taps), self._embed(ids), positions)
+        self.remember([keys], [values])
         self.last = (state[-1:], u[-1:], positions[-1:])
 
     @torch.inference_mode()
     def propose(self, draft_len: int) -> Drafts:
         """One chain of ``draft_len`` tokens from the current anchor; not asked when it would leave the head's
         window."""
-        visible = torch.ones(1, len(self.keys), dtype=torch.bool, device=self.keys.device)
-        return self._chains(*self.last, self.keys, self.values, visible, draft_len)
+        keys, values = self.keys[0], self.values[0]
+        visible = torch.ones(1, len(keys), dtype=torch.bool, device=keys.device)
+        return self._chains(*self.last, keys, values, visible, draft_len)
 
     def _chains(
         self, state: Tensor, u: Tensor, positions: Tensor, keys: Tensor, values: Tensor, visible: Tensor, draft_len: int
@@ -231,10 +205,10 @@ class Eagle(Drafter):
         segment = Segment(slice(0, len(positions)), keys, values, visible)
         slots = []
         for j in range(draft_len):
-            state = self.head.layer(state, u, positions + j, [segment], step=j > 0)
-            best, *statistics = best_tokens(self.head.norm(state), self.head.lm_head.weight)
-            slots.append((self.head.target_ids[best], *statistics))
-            u = self.head.inputs(state, self._embed(slots[-1][0]))
+            state = self.model.layer(state, u, positions + j, [segment], step=j > 0)
+            best, *statistics = best_tokens(self.model.norm(state), self.model.lm_head.weight)
+            slots.append((self.model.target_ids[best], *statistics))
+            u = self.model.inputs(state, self._embed(slots[-1][0]))
         drafts = from_slots(*(torch.stack(part, 1) for part in zip(*slots, strict=True)), draft_len)
         return drafts.without((positions + draft_len > self.window).cpu().numpy())
 
@@ -244,10 +218,9 @@ class Eagle(Drafter):
 
         ``len(tokens) - 2``; taps (len(tokens) - 1, 3H).
         """
-        ids = torch.tensor(tokens, device=self.keys.device)
+        ids = torch.tensor(tokens, device=self.embedding.device)
         positions = torch.arange(len(ids) - 2, device=ids.device)  # pairs that an anchor with a successor can use
-        own = own_taps(taps[: len(positions)], self.columns)
-        state, u, keys, values = self.head.pairs(own, self._embed(ids[1:-1]), positions)
+        state, u, keys, values = self.model.pairs(self.own(taps[: len(positions)]), self._embed(ids[1:-1]), positions)
         rows = positions[n_prompt - 1 :]  # anchor x_{t+1} belongs to pair t
         return self._chains(state[rows], u[rows], rows, keys, values, positions[None] <= rows[:, None], draft_len)
 
@@ -257,7 +230,7 @@ SETTING = Path("data/drafters/eagle")
 
 def load(target: Target, folder: str | Path, made: dict[str, Drafter]) -> Eagle:
     """See `Drafter`. Warns where the head can never propose the end of an answer."""
-    head = load_weights("eagle", load_head, folder, target)
+    head = loaded("eagle", load_head, folder, target)
     if warning := check_vocabulary(head.d2t, head.t2d, target.eos_ids, folder):
         warnings.warn(warning, stacklevel=2)
     drafter = Eagle(head, target.model.model.embed_tokens.weight)

@@ -93,9 +93,11 @@ def locate(name: str | Path) -> Path:
     return folder
 
 
-def read_config(kind: type[Config], config: dict, folder: object) -> Config:
+def read_config(kind: type[Config], config: dict, folder: object, refused: dict[str, str]) -> Config:
     """A drafter's configuration record from the content of a published config.json; the size of a head may be missing
-    there. Raises CheckpointError when another field is."""
+    there. Raises CheckpointError when another field is, and with the sentence of a ``refused`` field that is set."""
+    for told in (sentence for name, sentence in refused.items() if config.get(name)):
+        raise CheckpointError(f"{folder}: {told}")
     known = {f.name: config[f.name] for f in fields(kind) if config.get(f.name) is not None}
     derived = known.get("hidden_size", 0) // max(known.get("num_attention_heads", 1), 1)
     try:
@@ -104,14 +106,13 @@ def read_config(kind: type[Config], config: dict, folder: object) -> Config:
         raise CheckpointError(f"{folder}: {error}") from error
 
 
-def load_weights(arm: str, build: Callable[[DrafterFiles], Any], name: str | Path, target: Target) -> Any:
+def loaded(arm: str, build: Callable[[DrafterFiles], Any], name: str | Path, target: Target) -> Any:
     """What ``build`` makes of a drafter's files (see `locate`), on the target's device and in its dtype.
     Raises CheckpointError where the drafter was made for another width of the target."""
-    made, width = build(read_folder(locate(name))), target.model.config.hidden_size
-    if made.config.hidden_size != width:
-        raise CheckpointError(
-            f"{name}: this {arm} drafter has hidden size {made.config.hidden_size}, the target has {width}."
-        )
+    made = build(read_folder(locate(name)))
+    size, width = made.config.hidden_size, target.model.config.hidden_size
+    if size != width:
+        raise CheckpointError(f"{name}: this {arm} drafter has hidden size {size}, the target has {width}.")
     return made.to(target.model.device, target.model.dtype)
 
 

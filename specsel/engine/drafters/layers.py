@@ -102,8 +102,3 @@ def shared_values(weights: Tensor, values: Tensor) -> Tensor:
     """Weighted values (A, heads * d) for weights (kv, groups, A, S) and values (S, kv, d)."""
     mixed = weights.flatten(1, 2).to(values.dtype) @ values.transpose(0, 1)
     return mixed.unflatten(1, weights.shape[1:3]).permute(2, 0, 1, 3).flatten(1)
-
-
-def own_taps(taps: Tensor, columns: Tensor | None) -> Tensor:
-    """A drafter's columns of the target's taps (m, n H); None: all of them."""
-    return taps if columns is None else taps[:, columns.to(taps.device)]
