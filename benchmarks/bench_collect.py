@@ -29,8 +29,8 @@ def block_by_block(features, pool, prompt: list[int], max_new: int) -> list[dict
     """Accepted counts by arm at every position of one request: draft, verify the union, move on by one token."""
     import torch
 
+    from specsel.engine.decode import accept, attention_mask, merge
     from specsel.engine.target import keep
-    from specsel.engine.verify import accept, attention_mask, merge
 
     logits, taps, cache = features(torch.tensor(prompt), last_only=True)
     for drafter in pool.values():

@@ -7,32 +7,19 @@ from __future__ import annotations
 
 import importlib
 
-_HOMES = {
-    "CollectConfig": "harness",
-    "Decoder": "decode",
-    "Features": "target",
-    "PoolConfig": "pool",
-    "TimingConfig": "timing",
-    "TrainConfig": "recipes",
-    "best_device": "target",
-    "build": "data",
-    "check_engine": "equality",
-    "check_loaded": "equality",
-    "collect": "harness",
-    "describe": "pool",
-    "fetch": "target",
-    "flush_tiny_numbers": "train",
-    "load_pool": "pool",
-    "load_target": "target",
-    "measure": "timing",
-    "race": "races",
-    "recipe": "recipes",
-    "repeat_training": "train",
-    "train_drafter": "train",
-    "training_log": "recipes",
-    "write_overlap": "contamination",
-    "write_timings": "timing",
+_MODULES = {
+    "contamination": ("write_overlap",),
+    "data": ("build",),
+    "decode": ("Decoder",),
+    "harness": ("CollectConfig", "collect"),
+    "live": ("check_engine", "check_loaded", "race"),
+    "pool": ("describe", "load_pool"),
+    "recipes": ("TrainConfig", "recipe", "training_log"),
+    "target": ("Features", "best_device", "fetch", "load_target"),
+    "timing": ("TimingConfig", "measure", "write_timings"),
+    "train": ("flush_tiny_numbers", "repeat_training", "train_drafter"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOMES)
 
 

@@ -48,31 +48,18 @@ def shared_runs(evaluation: list[str], training: list[str]) -> np.ndarray:
     return np.divide(best, own, out=np.zeros(len(evaluation)), where=own > 0)
 
 
-def contamination(prompts: Path | None = None) -> list[dict]:
+def write_overlap(out: Path, prompts: Path | None = None) -> list[dict]:
     """One row per workload: evaluation prompts, exact copies of a training prompt of any workload, near copies, and the
-    largest share of runs in one training prompt."""
+    largest share of runs in one training prompt. Writes the rows to a JSON file, with the hashes of the prompt
+    files."""
     training = [words(p) for workload in WORKLOADS for p in load_prompts(workload, "train", prompts)]
-    known = set(training)
-    rows = []
+    known, rows = set(training), []
     for workload in WORKLOADS:
         texts = [words(p) for p in load_prompts(workload, "eval", prompts)]
         share = shared_runs(texts, training)
-        rows.append(
-            {
-                "workload": workload,
-                "prompts": len(texts),
-                "training_prompts": len(training),
-                "exact": sum(text in known for text in texts),
-                "near": int((share >= NEAR).sum()),
-                "largest_share": round(float(share.max()), 4),
-            }
-        )
-    return rows
-
-
-def write_overlap(out: Path, prompts: Path | None = None) -> list[dict]:
-    """Writes what ``contamination`` finds to a JSON file, with the hashes of the prompt files."""
-    rows = contamination(prompts)
+        row = {"workload": workload, "prompts": len(texts), "training_prompts": len(training)}
+        row |= {"exact": sum(text in known for text in texts), "near": int((share >= NEAR).sum())}
+        rows.append(row | {"largest_share": round(float(share.max()), 4)})
     report = {"run": RUN, "near": NEAR, "files": SHA256, "workloads": rows}
     write_bytes_atomically(out, (json.dumps(report, indent=1) + "\n").encode())
     return rows

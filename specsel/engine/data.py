@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from specsel.engine.generate import BatchedTarget, Generation, generate, is_looping
+from specsel.engine.generate import Answers, BatchedTarget, Generation, is_looping
 from specsel.engine.prompts import WORKLOADS, Prompt, encode, load_prompts
 from specsel.engine.target import Features, Target, bf16_pays, dtype_name
-from specsel.logs import SpecselError, readable
+from specsel.logs import SpecselError, readable, write_bytes_atomically
 
 SHARD_PROMPTS = 512
 MAX_NEW = 256
@@ -31,13 +31,13 @@ class DataError(SpecselError):
     """The training data are missing or unusable."""
 
 
-def interleave(folder: Path | None = None, split: str = "train") -> list[Prompt]:
-    """All prompts of the four workloads in turn, each in file order, so that every prefix is a fair mixture.
+def interleave(folder: Path | None = None) -> list[Prompt]:
+    """All training prompts of the four workloads in turn, each in file order, so that every prefix is a fair mixture.
 
     Workloads that run out are skipped.
     """
-    lists = [load_prompts(workload, split, folder) for workload in WORKLOADS]
-    return [prompts[i] for i in range(max(map(len, lists))) for prompts in lists if i < len(prompts)]
+    turns = itertools.zip_longest(*(load_prompts(workload, "train", folder) for workload in WORKLOADS))
+    return [prompt for turn in turns for prompt in turn if prompt]
 
 
 def shard_path(out: Path, number: int) -> Path:
@@ -60,26 +60,25 @@ def build(
     queue = [(p, encode(target.tokenizer, p)) for p in interleave(prompts)]
     write_prompt_counts(out, [ids for _, ids in queue], len(target.model.model.embed_tokens.weight))
     queue = [(p, ids) for p, ids in queue if len(ids) <= MAX_PROMPT]
-    bulk = None
-    number, total = 0, dict.fromkeys(("requests", "output_tokens", "looping", "kept_tokens"), 0)
+    bulk, paths, total = None, [], {"kept_tokens": 0}
     with tqdm(total=tokens, unit="tok", disable=None) as bar:
-        while total["kept_tokens"] < tokens:
-            part = queue[number * SHARD_PROMPTS : (number + 1) * SHARD_PROMPTS]
-            if not part:
-                raise DataError(
-                    f"the prompts are used up after {total['kept_tokens']} tokens; ask for fewer tokens than {tokens}."
-                )
-            path = shard_path(out, number)
-            if not path.is_file():
+        for number, start in enumerate(range(0, len(queue), SHARD_PROMPTS)):
+            paths.append(shard_path(out, number))
+            if not paths[-1].is_file():
                 bulk = bulk or BatchedTarget(target.model, target.taps, dtype=getattr(torch, dtype))
-                _write_shard(path, part, _answers(bulk, target, part, batch, bar), dtype, target.sha256)
-            counts = read_counts(path)
-            total = {name: value + counts[name] for name, value in total.items()}
+                part = queue[start : start + SHARD_PROMPTS]
+                _write_shard(paths[-1], part, _answers(bulk, target, part, batch, bar), dtype, target.sha256)
+            total = read_counts(paths)
             bar.n = total["kept_tokens"]
             bar.refresh()
-            number += 1
-    used = {_metadata(shard_path(out, n))["dtype"] for n in range(number)}
-    report = total | {"dtype": " and ".join(sorted(used)), "precision": precision(target, out)}
+            if total["kept_tokens"] >= tokens:
+                break
+        else:
+            raise DataError(
+                f"the prompts are used up after {total['kept_tokens']} tokens; ask for fewer tokens than {tokens}."
+            )
+    used = " and ".join(sorted({_metadata(path)["dtype"] for path in paths}))
+    report = total | {"dtype": used, "precision": precision(target, out)}
     (out / "data.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
 
@@ -102,40 +101,22 @@ def precision(target: Target, out: Path, answers: int = 64) -> dict[str, float]:
 def _answers(bulk: BatchedTarget, target: Target, part: list, batch: int, bar: tqdm) -> list[Generation]:
     order = sorted(range(len(part)), key=lambda i: len(part[i][1]))  # rows of like length waste no attention
     answers = [None] * len(part)
-    stream = generate(
-        bulk,
-        [part[i][1] for i in order],
-        max_new=MAX_NEW,
-        eos_ids=target.eos_ids,
-        batch=batch,
-        keep_top=True,
-        stop_loops=True,
-    )
-    for answer in stream:
+    options = {"max_new": MAX_NEW, "eos_ids": target.eos_ids, "batch": batch, "keep_top": True, "stop_loops": True}
+    for answer in Answers(bulk, [part[i][1] for i in order], **options):
         answers[order[answer.index]] = answer
         bar.update(len(answer.output))
     return answers
 
 
 def _write_shard(path: Path, part: list, answers: list[Generation], dtype: str, target_sha256: str) -> None:
-    looping = [answer.stop == "loop" or is_looping(answer.output) for answer in answers]
-    output = [len(answer.output) for answer in answers]
-    counts = {
-        "requests": len(answers),
-        "output_tokens": sum(output),
-        "looping": sum(looping),
-        "kept_tokens": sum(n for n, loop in zip(output, looping, strict=True) if not loop),
-    }
-    tensors = {
-        name: torch.cat([getattr(answer, name) for answer in answers])
-        for name in ("taps", "top_ids", "top_logits", "lse")
-    }
-    tensors |= {
-        "tokens": torch.cat([answer.tokens for answer in answers]).int(),
-        "n_prompt": torch.tensor([a.n_prompt for a in answers]),
-        "n_output": torch.tensor(output),
-        "looping": torch.tensor(looping),
-    }
+    looping = torch.tensor([answer.stop == "loop" or is_looping(answer.output) for answer in answers])
+    output = torch.tensor([len(answer.output) for answer in answers])
+    sums = {"output_tokens": output.sum(), "looping": looping.sum(), "kept_tokens": output[~looping].sum()}
+    counts = {"requests": len(answers)} | {name: int(n) for name, n in sums.items()}
+    found = [{"tokens": answer.tokens.int(), "taps": answer.taps} | answer.said for answer in answers]
+    tensors = {name: torch.cat([one[name] for one in found]) for name in found[0]}
+    n_prompt = torch.tensor([answer.n_prompt for answer in answers])
+    tensors |= {"n_prompt": n_prompt, "n_output": output, "looping": looping}
     requests = [f"{prompt.workload}/{prompt.id}" for prompt, _ in part]
     metadata = {"counts": json.dumps(counts), "requests": json.dumps(requests), "dtype": dtype, "target": target_sha256}
     save_file(tensors, f"{path}.part", metadata)
@@ -145,8 +126,7 @@ def _write_shard(path: Path, part: list, answers: list[Generation], dtype: str, 
 def write_prompt_counts(out: Path, prompts: list[list[int]], vocab: int) -> None:
     """Writes how often every target id stands in the prompts, (V,), to a data folder."""
     counts = torch.tensor(list(itertools.chain.from_iterable(prompts))).bincount(minlength=vocab)
-    save_file({"counts": counts}, out / "prompts.part")
-    os.replace(out / "prompts.part", out / "prompts.safetensors")
+    write_bytes_atomically(out / "prompts.safetensors", save({"counts": counts}))
 
 
 def read_prompt_counts(out: Path) -> Tensor:
@@ -155,18 +135,24 @@ def read_prompt_counts(out: Path) -> Tensor:
     path = out / "prompts.safetensors"
     if not path.is_file():
         raise DataError(f"{path}: not there. Run `specsel train data` again; the answers that it finds are kept.")
-    with _readable(path):
-        return load_file(path)["counts"]
+    return _tensors(path)["counts"]
 
 
-def read_counts(path: Path) -> dict[str, int]:
-    """Counts that a shard was written with."""
-    return json.loads(_metadata(path)["counts"])
+def read_counts(paths: list[Path]) -> dict[str, int]:
+    """Counts over some shards: requests, output tokens, looping answers, and tokens of the others."""
+    counts = [json.loads(_metadata(path)["counts"]) for path in paths]
+    return {name: sum(c[name] for c in counts) for name in counts[0]}
 
 
 def _metadata(path: Path) -> dict[str, str]:
     with _readable(path), safe_open(str(path), "pt") as shard:
         return shard.metadata()
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, memory-mapped."""
+    with _readable(path):
+        return load_file(path)
 
 
 def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -175,11 +161,10 @@ def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
 
 def read_report(paths: list[Path]) -> dict:
     """Counts over some shards of a data folder, and what ``build`` found out about the folder once it was finished."""
-    counts = [read_counts(path) for path in paths]
     report = paths[0].with_name("data.json")
     with _readable(report):
         said = dict(json.loads(report.read_text(encoding="utf-8"))) if report.is_file() else {}
-    return said | {name: sum(c[name] for c in counts) for name in counts[0]}
+    return said | read_counts(paths)
 
 
 @dataclass(slots=True)
@@ -197,33 +182,21 @@ class Example:
 
 def examples(path: Path) -> Iterator[Example]:
     """Answers of one shard that are no loops and long enough to train on; the shard is memory-mapped."""
-    with _readable(path), safe_open(str(path), "pt") as shard:
-        data = {name: shard.get_tensor(name) for name in shard.keys()}
-    token, tap, out = 0, 0, 0
-    for n_prompt, n_output, loop in zip(
-        data["n_prompt"].tolist(), data["n_output"].tolist(), data["looping"].tolist(), strict=True
-    ):
-        n = n_prompt + n_output
-        if not loop and n_output >= 4:
-            where = slice(out, out + n_output)
-            yield Example(
-                data["tokens"][token : token + n].long(),
-                n_prompt,
-                data["taps"][tap : tap + n - 1],
-                data["top_ids"][where],
-                data["top_logits"][where],
-                data["lse"][where],
-            )
-        token, tap, out = token + n, tap + n - 1, out + n_output
+    data = _tensors(path)
+    n_prompt, n_output, looping = (data[name].tolist() for name in ("n_prompt", "n_output", "looping"))
+    lengths = [sum(pair) for pair in zip(n_prompt, n_output, strict=True)]
+    parts = [data["tokens"].split(lengths), n_prompt, data["taps"].split([n - 1 for n in lengths])]
+    parts += [data[name].split(n_output) for name in ("top_ids", "top_logits", "lse")]
+    for loop, n, tokens, *others in zip(looping, n_output, *parts, strict=True):
+        if not loop and n >= 4:
+            yield Example(tokens.long(), *others)
 
 
 def output_counts(path: Path, vocab: int) -> Tensor:
     """How often every target id stands in the answers of one shard, loops included, (V,)."""
-    with _readable(path), safe_open(str(path), "pt") as shard:
-        tokens, n_prompt, n_output = (shard.get_tensor(name) for name in ("tokens", "n_prompt", "n_output"))
-    is_output = torch.tensor([False, True]).repeat(len(n_prompt))
-    lengths = torch.stack([n_prompt, n_output], dim=1).flatten()
-    return tokens[is_output.repeat_interleave(lengths)].bincount(minlength=vocab)
+    data = _tensors(path)
+    in_turn = torch.stack([data["n_prompt"], data["n_output"]], dim=1).flatten().tolist()
+    return torch.cat(data["tokens"].split(in_turn)[1::2]).bincount(minlength=vocab)
 
 
 def shards(out: Path) -> list[Path]:

@@ -1,5 +1,10 @@
 """Speculative decoding of one request: draft, verify the union in one target pass, commit, roll the caches back,
-repeat."""
+repeat.
+
+The drafts of an anchor are merged into a trie rooted there; every node is one row of the target pass and sees the
+committed text, its ancestors and itself. A node's logits depend on its ancestors alone, so each draft is judged exactly
+as if it had been verified by itself.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,78 @@ from torch import Tensor
 
 from specsel.engine.generate import Choose, greedy
 from specsel.engine.target import Features, cache_length, keep
-from specsel.engine.verify import accept, attention_mask, merge
 from specsel.selection.selector import Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Trie:
+    """Union of drafts: per node its token, its parent (the root is node 0, its own parent) and its depth; per draft the
+    node path."""
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    paths: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def merge(anchor: int, drafts: list[list[int]]) -> Trie:
+    """The trie of some drafts; common prefixes share their rows, parents come before children.
+
+    >>> merge(7, [[1, 2], [1, 3]]).tokens
+    [7, 1, 2, 3]
+    """
+    trie = Trie([anchor], [0], [0], [])
+    children: dict[tuple[int, int], int] = {}
+    for draft in drafts:
+        node, path = 0, []
+        for token in draft:
+            child = children.get((node, token))
+            if child is None:
+                child = children[node, token] = len(trie)
+                trie.tokens.append(token)
+                trie.parents.append(node)
+                trie.depths.append(trie.depths[node] + 1)
+            node = child
+            path.append(node)
+        trie.paths.append(path)
+    return trie
+
+
+def attention_mask(trie: Trie, cached: int, device: torch.device | str = "cpu") -> Tensor:
+    """Boolean mask (1, 1, N, cached + N), True = attend: all cached tokens, the node's ancestors and the node
+    itself."""
+    n = len(trie)
+    tree = torch.zeros(n, n, dtype=torch.bool)
+    for node in range(n):
+        tree[node] = tree[trie.parents[node]]
+        tree[node, node] = True
+    return torch.cat([torch.ones(n, cached, dtype=torch.bool), tree], 1)[None, None].to(device)
+
+
+def accept(
+    draft: list[int], choices: list[int], *, remaining: int, eos_ids: tuple[int, ...]
+) -> tuple[int, list[int], str | None]:
+    """The acceptance rule: longest prefix of the draft that equals the target's choices, plus the target's own next
+    token.
+
+    ``choices[i]`` is the target's choice after the anchor and the first i drafted tokens (len(draft) + 1 of them).
+    Returns the accepted count (bonus excluded, cut where the answer stops), the emitted tokens, and the stop reason
+    "eos", "length" or None.
+
+    >>> accept([11, 2, 13], [11, 2, 13, 14], remaining=50, eos_ids=(2,))
+    (2, [11, 2], 'eos')
+    """
+    matched = next(
+        (i for i, (token, choice) in enumerate(zip(draft, choices, strict=False)) if token != choice), len(draft)
+    )
+    emitted = draft[:matched] + [choices[matched]]
+    end = next((i for i, token in enumerate(emitted, 1) if token in eos_ids), None)
+    stop = "eos" if end is not None and end <= remaining else "length" if len(emitted) >= remaining else None
+    emitted = emitted[: min(end or len(emitted), remaining)]
+    return min(matched, len(emitted)), emitted, stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,65 +159,49 @@ class Decoder:
         logits, taps, cache = self.features(self._tensor(prompt), last_only=True)
         for drafter in self.pool.values():
             drafter.reset()
-        trace = Trace([], "")
-        scores = self._scores(logits, [0], index)
+        scores = self.choose(logits, [index], [0])
         token = int(scores[0].argmax())
-        trace.margins.append(_margin(scores[0]))
-        trace.output.append(token)
+        stop = "eos" if token in self.target.eos_ids else "length" if max_new == 1 else ""
+        trace = Trace([token], stop, margins=_margins(scores))
         self._extend(prompt + [token], taps)
-        trace.stop = "eos" if token in self.target.eos_ids else "length" if max_new == 1 else ""
         while not trace.stop:
-            self._block(prompt, cache, decide, trace, max_new, index)
+            self._block(cache, decide, trace, max_new, index)
         return trace
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.target.model.device)
 
-    def _scores(self, logits: Tensor, positions: list[int], index: int) -> Tensor:
-        return self.choose(logits, [index] * len(positions), positions)
-
     def _extend(self, tokens: list[int], taps: Tensor) -> None:
         for drafter in self.pool.values():
             drafter.extend(tokens, taps)
 
-    def _block(self, prompt: list[int], cache, decide: Decide, trace: Trace, max_new: int, index: int) -> None:
+    def _block(self, cache, decide: Decide, trace: Trace, max_new: int, index: int) -> None:
         position, cached = len(trace.output) - 1, cache_length(cache)
         draft = functools.cache(lambda arm: self.pool[arm].propose(self.draft_len))
         arms, commit = decide(position, {"output": trace.output, "pool": self.pool, "draft": draft})
-        drafts = {arm: draft(arm).row(0) for arm in arms}
+        drafts = {arm: draft(arm).row(0) for arm in arms} | {"": []}  # and nothing: the target's own token
         trie = merge(trace.output[-1], list(drafts.values()))
         depths = self._tensor(trie.depths)
         mask = attention_mask(trie, cached, depths.device)
         logits, taps, _ = self.features(self._tensor(trie.tokens), cache=cache, positions=cached + depths, mask=mask)
-        scores = self._scores(logits, [position + 1 + depth for depth in trie.depths], index)
+        scores = self.choose(logits, [index] * len(trie), [position + 1 + depth for depth in trie.depths])
         choices = scores.argmax(-1).tolist()
         rule = {"remaining": max_new - len(trace.output), "eos_ids": self.target.eos_ids}
-        judged = {
-            arm: accept(drafts[arm], [choices[node] for node in [0, *path]], **rule)
-            for arm, path in zip(arms, trie.paths, strict=True)
-        }
-        judged[""] = accept([], choices[:1], **rule)  # nothing drafted: the target's own token
-        best = commit or max([*arms, ""], key=lambda arm: judged[arm][0])
+        paths = dict(zip(drafts, trie.paths, strict=True))
+        judged = {arm: accept(drafts[arm], [choices[node] for node in [0, *paths[arm]]], **rule) for arm in drafts}
+        best = commit or max(drafts, key=lambda arm: judged[arm][0])
         accepted, emitted, stop = judged[best]
-        path = [0, *(trie.paths[arms.index(best)][:accepted] if best else [])]
+        path = [0, *paths[best][:accepted]]
         rows = self._tensor(path[: len(emitted)])
         keep(cache, cached, cached + rows)
-        trace.margins += [_margin(scores[row]) for row in path[: len(emitted)]]
-        trace.blocks.append(
-            Block(
-                position,
-                best,
-                {a: len(drafts[a]) for a in arms},
-                {a: judged[a][0] for a in arms},
-                len(emitted),
-                len(trie),
-            )
-        )
+        trace.margins += _margins(scores[rows])
+        proposed, right = {a: len(drafts[a]) for a in arms}, {a: judged[a][0] for a in arms}
+        trace.blocks.append(Block(position, best, proposed, right, len(emitted), len(trie)))
         trace.output += emitted
         trace.stop = stop or ""
         self._extend(emitted, taps[rows])
 
 
-def _margin(scores: Tensor) -> float:
-    top = scores.topk(2).values
-    return float(top[0] - top[1])
+def _margins(scores: Tensor) -> list[float]:
+    best, second = scores.topk(2).values.unbind(-1)
+    return (best - second).tolist()

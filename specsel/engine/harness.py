@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 from specsel import logs
 from specsel.engine.drafters.base import Drafts
 from specsel.engine.drafters.ngram import suffix_match_lengths
-from specsel.engine.generate import BatchedTarget, Generation, choice_rule, generate, is_looping
+from specsel.engine.generate import Answers, BatchedTarget, Generation, choice_rule, is_looping
 from specsel.engine.prompts import Prompt, encode, load_prompts, workloads_in
 from specsel.engine.provenance import now, settings_of
 from specsel.engine.target import Target
@@ -91,7 +92,7 @@ def collect(
         shutil.rmtree(parts, ignore_errors=True)
         return out
     parts.mkdir(parents=True, exist_ok=True)
-    with _only_writer(parts, out), _told(parts):
+    with _only_writer(parts, out):
         started = _same_settings(parts, settings)
         collector = Collector(target, pool, config, parts)
         _score_all(collector, executor, workers)
@@ -100,28 +101,14 @@ def collect(
     return out
 
 
-@contextlib.contextmanager
-def _told(parts: Path) -> Iterator[None]:
-    """A failing disk as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise CollectError(
-            f"{parts}: cannot be written ({error.strerror or error}). Finished requests are kept: "
-            "make room and run the same command again."
-        ) from error
-
-
 def _score_all(collector: Collector, executor: str, workers: int) -> None:
-    starts = [start for start in collector.starts if not collector.done(start)]
+    starts = [s for s in collector.starts if not all(path.is_file() for path in collector.parts_of(s))]
     if executor == "ray" and starts:
-        from specsel.engine.shards import on_ray
-
         finished = on_ray(collector, starts, workers)
     else:
         finished = map(collector.score_group, starts)
-    with tqdm(total=len(collector.queue), unit="request", disable=None) as bar:
-        bar.update(len(collector.queue) - sum(len(collector.parts_of(start)) for start in starts))
+    done = len(collector.queue) - sum(len(collector.parts_of(start)) for start in starts)
+    with tqdm(total=len(collector.queue), initial=done, unit="request", disable=None) as bar:
         for count in finished:
             bar.update(count)
 
@@ -141,10 +128,6 @@ class Collector:
     def parts_of(self, start: int) -> list[Path]:
         """The files of the group that begins at request ``start``: the request's row, then its log lines."""
         return [self.parts / f"{i:06d}.jsonl" for i in range(start, min(start + self.group, len(self.queue)))]
-
-    def done(self, start: int) -> bool:
-        """Has every request of a group been scored?"""
-        return all(path.is_file() for path in self.parts_of(start))
 
     def score_group(self, start: int) -> int:
         """Answers a group and writes the parts that are not there yet, each as soon as its answer is finished; returns
@@ -172,37 +155,25 @@ class Collector:
             return
         choose = choice_rule(config.temperature, config.seed, [prompts[i].key for i in fits])
         options = {"max_new": config.max_new, "eos_ids": target.eos_ids, "batch": self.group, "choose": choose}
-        for answer in generate(self.bulk, [ids[i] for i in fits], observe=True, **options):
+        for answer in Answers(self.bulk, [ids[i] for i in fits], observe=True, **options):
             yield fits[answer.index], answer
 
 
 def score(pool: dict, prompt: Prompt, answer: Generation | None, config: CollectConfig) -> tuple[dict, list[dict]]:
     """One request: its row of the request table and its log records (none when nothing followed the first token), with
     drafts of every arm at every position, accepted counts, statistics and context."""
-    row = {
-        "workload": prompt.workload,
-        "request": prompt.id,
-        "category": prompt.category,
-        "prompt_sha256": prompt.sha256,
-    }
+    row = {"workload": prompt.workload, "request": prompt.id, "category": prompt.category}
+    row["prompt_sha256"] = prompt.sha256
     if answer is None:
         nothing = {"prompt_tokens": None, "output_tokens": 0, "stop": "prompt too long", "looping": False, "ties": 0}
         return row | nothing, []
-    output = np.array(answer.output)
-    row |= {
-        "prompt_tokens": answer.n_prompt,
-        "output_tokens": len(output),
-        "stop": answer.stop,
-        "looping": is_looping(answer.output),
-        "ties": int((answer.margin < TIE).sum()),  # choices that rounding could move on another machine
-    }
+    output, ties = np.array(answer.output), int((answer.said["margin"] < TIE).sum())
+    row |= {"prompt_tokens": answer.n_prompt, "output_tokens": len(output), "stop": answer.stop}
+    row |= {"looping": is_looping(answer.output), "ties": ties}  # ties: rounding could move them on another machine
     if len(output) < 2:
         return row, []
-    context = {
-        "match_length": suffix_match_lengths(answer.tokens.tolist(), answer.n_prompt),
-        "target_entropy": answer.entropy.numpy(),
-        "target_confidence": answer.confidence.numpy(),
-    }
+    context = {"match_length": suffix_match_lengths(answer.tokens.tolist(), answer.n_prompt)}
+    context |= {f"target_{name}": answer.said[name].numpy() for name in ("entropy", "confidence")}
     return row, list(_records(prompt, draft_all(pool, prompt, answer, config.draft_len), output, context))
 
 
@@ -211,11 +182,10 @@ def draft_all(pool: dict, prompt: Prompt, answer: Generation, draft_len: int) ->
     tokens, drafts = answer.tokens.tolist(), {}
     for arm, drafter in pool.items():
         try:
-            drafts[arm] = (
-                drafter.combine(*(drafts[part] for part in drafter.parts))
-                if drafter.parts
-                else drafter.propose_all(tokens, answer.n_prompt, answer.taps, draft_len)
-            )
+            if drafter.parts:
+                drafts[arm] = drafter.combine(*(drafts[part] for part in drafter.parts))
+            else:
+                drafts[arm] = drafter.propose_all(tokens, answer.n_prompt, answer.taps, draft_len)
         except Exception as error:
             raise CollectError(
                 f"{prompt.key}: drafter '{arm}' failed ({type(error).__name__}: {error}). Finished requests are kept."
@@ -231,41 +201,25 @@ def draft_all(pool: dict, prompt: Prompt, answer: Generation, draft_len: int) ->
 def _records(
     prompt: Prompt, drafts: dict[str, Drafts], output: np.ndarray, context: dict[str, np.ndarray]
 ) -> Iterator[dict]:
-    accepted = {arm: d.accepted(output) for arm, d in drafts.items()}
-    statistics = {arm: d.statistics() for arm, d in drafts.items()}
+    arms = {arm: _columns(d, output) for arm, d in drafts.items()}
     for p in range(len(output) - 1):
-        arms = {
-            arm: _arm(d, p, int(accepted[arm][p]), {name: _number(v[p]) for name, v in statistics[arm].items()})
-            for arm, d in drafts.items()
-        }
-        yield {
-            "workload": prompt.workload,
-            "request": prompt.id,
-            "position": p,
-            "remaining": len(output) - 1 - p,
+        place = {"workload": prompt.workload, "request": prompt.id, "position": p, "remaining": len(output) - 1 - p}
+        yield place | {
             "on_path": False,
-            "context": {name: _number(values[p]) for name, values in context.items()},
-            "arms": arms,
+            "context": {name: values[p] for name, values in context.items()},
+            "arms": {arm: {name: values[p] for name, values in columns.items()} for arm, columns in arms.items()},
         }
 
 
-def _arm(drafts: Drafts, p: int, accepted: int, statistics: dict) -> dict:
-    asked = drafts.proposed[p] >= 0
-    entry = {
-        "proposed": int(drafts.proposed[p]) if asked else None,
-        "accepted": accepted if asked else None,
-        **statistics,
-    }
+def _columns(drafts: Drafts, output: np.ndarray) -> dict[str, np.ndarray]:
+    """What the log says of an arm at every anchor of an output (T,), by field, each (T - 1,)."""
+    counts, asked = {"proposed": drafts.proposed, "accepted": drafts.accepted(output)}, drafts.proposed >= 0
+    columns = {name: np.where(asked, n, None) for name, n in counts.items()} | drafts.statistics()
     if drafts.match_length is not None:
-        entry["match_length"] = int(drafts.match_length[p])
+        columns["match_length"] = drafts.match_length
     if drafts.source is not None:
-        entry["source"] = drafts.sources[drafts.source[p]]
-    return entry
-
-
-def _number(value: float) -> float | int | None:
-    value = value.item()
-    return None if value != value else value
+        columns["source"] = np.array(drafts.sources)[drafts.source]
+    return columns
 
 
 def _merge(collector: Collector, out: Path, manifest: dict) -> None:
@@ -280,28 +234,20 @@ def _merge(collector: Collector, out: Path, manifest: dict) -> None:
     whole = parts / "all.jsonl"
     whole.write_bytes(lines)
     log = logs.read_log(whole)
-    blocks = [len(logs.block_rows(log, k)) for k in range(log.n_arms)]
-    path_arm = int(np.argmin(blocks))
-    on_path = np.zeros(log.n_positions, bool)
-    on_path[logs.block_rows(log, path_arm)] = True
-    log = replace(
-        log,
-        on_path=on_path,
-        path_arm=log.arms[path_arm],
-        draft_len=manifest["draft_len"],
-        label="MEASURED",
-        run=out.name,
-        request_table=pd.DataFrame([json.loads(row) for row, _, _ in texts]),
-        manifest={},
-    )
+    blocks = [logs.block_rows(log, k) for k in range(log.n_arms)]
+    best = int(np.argmin([len(rows) for rows in blocks]))
+    on_path = np.isin(np.arange(log.n_positions), blocks[best])
+    table = pd.DataFrame([json.loads(row) for row, _, _ in texts])
+    manifest |= {"label": "MEASURED", "run": out.name, "path_arm": log.arms[best]}
     ready = parts / "ready"
     shutil.rmtree(ready, ignore_errors=True)
-    logs.write_log(ready, log, manifest)
+    logs.write_log(ready, replace(log, on_path=on_path, request_table=table), manifest)
     os.replace(ready, out)
 
 
 @contextlib.contextmanager
 def _only_writer(parts: Path, out: Path) -> Iterator[None]:
+    """Keeps other processes from collecting the same run, and tells of a failing disk in one sentence."""
     with open(parts / "lock", "w", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -309,7 +255,13 @@ def _only_writer(parts: Path, out: Path) -> Iterator[None]:
             raise CollectError(
                 f"{out}: another process is collecting this run; wait for it or choose another folder."
             ) from None
-        yield
+        try:
+            yield
+        except OSError as error:
+            raise CollectError(
+                f"{parts}: cannot be written ({error.strerror or error}). Finished requests are kept: "
+                "make room and run the same command again."
+            ) from error
 
 
 def _same_settings(parts: Path, settings: dict) -> str:
@@ -330,3 +282,41 @@ def _same(saved: dict, settings: dict, what: str, names: tuple[str, ...]) -> Non
     for name in names:
         if saved.get(name) != json.loads(json.dumps(settings[name])):
             raise CollectError(f"{what} with another '{name}'; use the same settings, or remove the folder.")
+
+
+class _Actor:
+    """A collector in a process of its own. Rounding must be the same everywhere, so it computes with the threads of the
+    caller, and machines must be of one kind; on several of them the folder of parts is a shared one."""
+
+    def __init__(self, collector, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.collector = collector
+
+    def score_group(self, start: int) -> int:
+        """See ``Collector.score_group``."""
+        return self.collector.score_group(start)
+
+
+def on_ray(collector, starts: list[int], workers: int) -> Iterator[int]:
+    """Scores the groups that begin at ``starts``, in any order; yields the number of requests of each when it is done.
+
+    Starts a local Ray when none is running and RAY_ADDRESS names none.
+    """
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+        from ray.util import ActorPool
+    except ModuleNotFoundError as error:
+        raise SpecselError("the executor 'ray' needs the extra 'ray': pip install 'specsel[ray]'.") from error
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        shared = ray.put(collector)
+        actors = [ray.remote(_Actor).remote(shared, torch.get_num_threads()) for _ in range(min(workers, len(starts)))]
+        yield from ActorPool(actors).map_unordered(lambda actor, start: actor.score_group.remote(start), starts)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        if ours:
+            ray.shutdown()

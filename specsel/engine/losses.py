@@ -44,18 +44,15 @@ def eagle_states(head: EagleHead, batch: list[Example], embedding: Tensor, steps
     The training-time test of EAGLE-3: row t of step j reads the true token x_{t+1+j} and its own state of step j - 1.
     """
     pairs = [len(e.tokens) - 2 for e in batch]
-    state = head.fc(torch.cat([e.taps[:n] for e, n in zip(batch, pairs, strict=True)]).to(head.fc.weight.dtype))
-    u = head.inputs(
-        state, F.embedding(torch.cat([e.tokens[1 : n + 1] for e, n in zip(batch, pairs, strict=True)]), embedding)
-    )
-    positions = torch.cat([torch.arange(n, device=u.device) for n in pairs])
-    keys, values = head.keys_values(u, positions)
+    taps = torch.cat([e.taps[:n] for e, n in zip(batch, pairs, strict=True)])
+    following = torch.cat([e.tokens[1:-1] for e in batch])
+    positions = torch.cat([torch.arange(n, device=embedding.device) for n in pairs])
+    state, u, keys, values = head.pairs(taps, F.embedding(following, embedding), positions)
     segments, rows, start, row = [], [], 0, 0
-    for e, n in zip(batch, pairs, strict=True):
+    for e, n, k, v in zip(batch, pairs, keys.split(pairs), values.split(pairs), strict=True):
         own = torch.arange(e.n_prompt - 1, n, device=u.device)
-        where = slice(start, start + n)
         visible = torch.arange(n, device=u.device)[None] <= own[:, None]
-        segments.append(Segment(slice(row, row + len(own)), keys[where], values[where], visible))
+        segments.append(Segment(slice(row, row + len(own)), k, v, visible))
         rows.append(start + own)
         start, row = start + n, row + len(own)
     rows = torch.cat(rows)
@@ -143,25 +140,22 @@ def dflash_loss(
     or outside the draft vocabulary weigh nothing."""
     count = config.anchors * model.config.block_size // size
     lengths = [len(e.taps) for e in batch]
-    keys, values = model.inject(
-        torch.cat([e.taps for e in batch]).to(model.fc.weight.dtype),
-        torch.cat([torch.arange(n) for n in lengths]).to(embedding.device),
-    )
-    keys, values = ([t.split(lengths) for t in part] for part in (keys, values))
+    positions = torch.cat([torch.arange(n, device=embedding.device) for n in lengths])
+    injected = model.inject(torch.cat([e.taps for e in batch]), positions)
+    keys, values = (zip(*(t.split(lengths) for t in part), strict=True) for part in injected)
     contexts, anchors, starts, labels, row, first = [], [], [], [], 0, 0
     targets = [torch.cat(part) for part in zip(*(soft_targets(e, inverse) for e in batch), strict=True)]
-    for i, e in enumerate(batch):
+    for e, k, v in zip(batch, keys, values, strict=True):
         t = e.n_prompt + torch.randperm(len(e.tokens) - 1 - e.n_prompt, generator=generator)[:count]
-        contexts.append(
-            (slice(row, row + len(t)), Context([k[i] for k in keys], [v[i] for v in values], t.to(embedding.device)))
-        )
-        slots = t[:, None].to(embedding.device) + torch.arange(1, size, device=embedding.device)
+        t = t.to(embedding.device)
+        contexts.append((slice(row, row + len(t)), Context(k, v, t)))
+        slots = t[:, None] + torch.arange(1, size, device=embedding.device)
         labels.append((slots - e.n_prompt + first).masked_fill(slots >= len(e.tokens), -1))
         anchors.append(e.tokens[t])
         starts.append(t)
         row, first = row + len(t), first + len(e.lse)
     z = model.blocks(F.embedding(torch.cat(anchors), embedding), model.mask_embedding)[:, :size]
-    states = model(z, torch.cat(starts).to(embedding.device), contexts)[:, 1:]
+    states = model(z, torch.cat(starts), contexts)[:, 1:]
     label = torch.cat(labels)  # row of ``targets`` that judges each slot, -1 past the end
     ids, p, mask = targets
     used = (label >= 0) & mask[label]

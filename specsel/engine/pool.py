@@ -40,18 +40,14 @@ def load_pool(target: Target, given: Mapping[str, Any] | None = None) -> tuple[T
     made: dict[str, Drafter] = {}
     for name, setting in settings_of(given or {}).items():
         made[name] = DRAFTERS[name].load(target, setting, made)
-    config = target.model.config
+    layers, width = target.model.config.num_hidden_layers, target.model.config.hidden_size
     taps = tuple(sorted({tap for drafter in made.values() for tap in drafter.taps}))
-    if taps and taps[-1] >= config.num_hidden_layers:
-        raise CheckpointError(
-            f"a drafter reads hidden state {taps[-1]}, the target has {config.num_hidden_layers} layers."
-        )
+    if taps and taps[-1] >= layers:
+        raise CheckpointError(f"a drafter reads hidden state {taps[-1]}, the target has {layers} layers.")
+    places = torch.arange(len(taps) * width, device=target.model.device).view(len(taps), width)
     for drafter in made.values():
         if drafter.taps and tuple(drafter.taps) != taps:
-            starts = [config.hidden_size * taps.index(tap) for tap in drafter.taps]
-            drafter.columns = torch.cat([torch.arange(s, s + config.hidden_size) for s in starts]).to(
-                target.model.device
-            )
+            drafter.columns = places[[taps.index(tap) for tap in drafter.taps]].flatten()
     return replace(target, taps=taps or target.taps), made
 
 

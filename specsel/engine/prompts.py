@@ -1,16 +1,17 @@
-"""Prompts: read from a local folder, checked against the hashes of the published files; never stored in the
+"""Prompts: read from a local folder, checked against the hashes of the published files, or rebuilt from the public hub
+data sets at pinned revisions, checked text by text against ``data/prompts/index.jsonl.gz``; never stored in the
 repository."""
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import json
 import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsel.logs import SpecselError
+from specsel.logs import SpecselError, sha256_of
 
 WORKLOADS = ("gsm8k", "code", "chat", "copy")
 SHA256 = {
@@ -25,6 +26,7 @@ SHA256 = {
 }
 
 
+INDEX = Path(__file__).parents[2] / "data" / "prompts" / "index.jsonl.gz"
 HUB = Path("hub")
 """Given instead of a folder: evaluation prompts from the public hub data sets."""
 
@@ -50,7 +52,7 @@ class Prompt:
     @property
     def sha256(self) -> str:
         """Hash over the messages; the log carries this instead of the text."""
-        return hashlib.sha256(json.dumps(self.messages, sort_keys=True).encode()).hexdigest()
+        return sha256_of(json.dumps(self.messages, sort_keys=True).encode())
 
 
 def default_folder() -> Path:
@@ -68,12 +70,7 @@ def prompts_sha256(workload: str, split: str, folder: Path | None = None) -> str
     itself."""
     if folder == HUB:
         return SHA256[f"{workload}.{split}"]
-    return hashlib.sha256(prompt_file(workload, split, folder).read_bytes()).hexdigest()
-
-
-def is_published(workload: str, split: str) -> bool:
-    """Does a file of this name belong to the published prompts, whose hashes are known?"""
-    return f"{workload}.{split}" in SHA256
+    return sha256_of(prompt_file(workload, split, folder))
 
 
 def workloads_in(folder: Path | None) -> tuple[str, ...]:
@@ -101,8 +98,6 @@ def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit
     published file and is not that file.
     """
     if folder == HUB:
-        from specsel.engine.hub import load_from_hub
-
         return load_from_hub(workload, limit=limit)
     path = prompt_file(workload, split, folder)
     if not path.is_file():
@@ -110,8 +105,7 @@ def load_prompts(workload: str, split: str, folder: Path | None = None, *, limit
             f"{path}: no such prompt file. Give the folder of the prompt files with --prompts or SPECSEL_PROMPTS."
         )
     data, expected = path.read_bytes(), SHA256.get(f"{workload}.{split}")
-    found = hashlib.sha256(data).hexdigest()
-    if expected and found != expected:
+    if expected and (found := sha256_of(data)) != expected:
         raise PromptError(
             f"{path}: sha256 is {found[:12]}..., the published file has {expected[:12]}...; fetch the file again, or "
             "give prompts of your own another name."
@@ -142,6 +136,90 @@ def _prompt(line: str, workload: str, where: str) -> Prompt:
     if not isinstance(messages, list) or not said or not all(said):
         raise PromptError(f"{where}: field 'messages' must be a list of objects with role and content.")
     return Prompt(row["id"], workload, tuple(messages), row.get("category") or "")
+
+
+def tidy(text: str) -> str:
+    """White space as in the published prompts: plain spaces, no trailing blanks, no carriage returns."""
+    lines = text.replace("\u00a0", " ").replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines).strip()
+
+
+def gsm8k(number: int, row: dict) -> tuple[str, str, str]:
+    """The question as it stands, with plain spaces."""
+    return f"gsm8k/test/{number}", tidy(row["question"]), ""
+
+
+def human_eval(number: int, row: dict) -> tuple[str, str, str]:
+    """The signature and docstring in a Python fence under a one-line instruction."""
+    function = f"```python\n{tidy(row['prompt'])}\n```"
+    text = f"Complete the following Python function. Return the full function.\n\n{function}"
+    return f"humaneval/test/{number}", text, ""
+
+
+def mbpp(number: int, row: dict) -> tuple[str, str, str]:
+    """The task and its tests in the wording of the MBPP paper."""
+    tests = "\n".join(row["test_list"])
+    task = f"You are an expert Python programmer, and here is your task: {row['text'].strip()}"
+    text = f"{task} Your code should pass these tests:\n\n{tests}"
+    return f"mbpp/test/{row['task_id']}", tidy(text), "natural-language"
+
+
+SOURCES = {  # data set of the hub, its configuration and revision, and how a row becomes (prompt id, text, category)
+    "gsm8k": (("openai/gsm8k", "main", "740312add88f781978c0658806c59bc2815b9866", gsm8k),),
+    "code": (
+        ("openai/openai_humaneval", "openai_humaneval", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544", human_eval),
+        ("google-research-datasets/mbpp", "full", "4bb6404fdc6cacfda99d4ac4205087b89d32030c", mbpp),
+    ),
+}
+"""Only the sources that the hub carries unchanged; the other prompts come from the local files."""
+
+
+def index(workload: str) -> dict[str, str]:
+    """Prompt id -> sha256 of its messages, in file order, for one workload's evaluation prompts."""
+    with gzip.open(INDEX, "rt", encoding="utf-8") as handle:
+        rows = map(json.loads, handle)
+        return {row["id"]: row["sha256"] for row in rows if row["workload"] == workload}
+
+
+def load_from_hub(workload: str, *, limit: int | None = None) -> list[Prompt]:
+    """The first ``limit`` evaluation prompts of a workload, rebuilt from the hub; every text is checked against its
+    published hash.
+
+    Raises PromptError for a workload that the hub does not carry, a missing library, or a text that differs.
+    """
+    if workload not in SOURCES:
+        raise PromptError(
+            f"the prompts of '{workload}' are not on the hub; "
+            f"take {workload}.eval.jsonl and name its folder with --prompts."
+        )
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise PromptError("reading prompts from the hub needs the library 'datasets': pip install datasets.") from error
+    rows = (
+        build(number, row)
+        for name, part, revision, build in SOURCES[workload]
+        for number, row in enumerate(load_dataset(name, part, split="test", revision=revision))
+    )
+    return check({row[0]: row for row in rows}, workload, limit)
+
+
+def check(built: dict[str, tuple[str, str, str]], workload: str, limit: int | None) -> list[Prompt]:
+    """Prompts in published order from rebuilt (id, text, category); PromptError names the first that is missing or
+    differs."""
+    prompts = []
+    for id_, expected in list(index(workload).items())[:limit]:
+        if id_ not in built:
+            raise PromptError(f"{workload}: prompt {id_} is not in the hub data set at its pinned revision.")
+        _, text, category = built[id_]
+        prompt = Prompt(id_, workload, ({"role": "user", "content": text},), category)
+        if prompt.sha256 != expected:
+            raise PromptError(
+                f"{workload}: prompt {id_} differs from the published one "
+                f"(sha256 {prompt.sha256[:12]}..., expected {expected[:12]}...)."
+            )
+        prompts.append(prompt)
+    return prompts
 
 
 def encode(tokenizer, prompt: Prompt) -> list[int]:

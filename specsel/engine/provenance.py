@@ -12,42 +12,30 @@ from typing import Any
 import torch
 
 from specsel import logs
-from specsel.engine.prompts import Prompt, encode, is_published, prompts_sha256
+from specsel.engine.prompts import SHA256, Prompt, encode, prompts_sha256
 from specsel.engine.target import Target
 
 
 def settings_of(target: Target, config: Any, drafters: dict) -> dict:
     """Everything in a manifest but the log itself; ``config`` is a `harness.CollectConfig`."""
-    prompts = config.by_workload()
-    template = target.tokenizer.chat_template or ""
+    prompts, mode = config.by_workload(), "sampled" if config.temperature else "greedy"
+    template = logs.sha256_of((target.tokenizer.chat_template or "").encode())
+    versions = {name: version(name) for name in ("torch", "transformers", "numpy")}
     return {
         "draft_len": config.draft_len,
         "max_new_tokens": config.max_new,
-        "decoding": {
-            "mode": "sampled" if config.temperature else "greedy",
-            "temperature": config.temperature,
-            "seed": config.seed,
-        },
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-        "target": {
-            "name": target.name,
-            "sha256": target.sha256,
-            "chat_template_sha256": logs.sha256_of(template.encode()),
-        },
+        "decoding": {"mode": mode, "temperature": config.temperature, "seed": config.seed},
+        "dtype": target.dtype,
+        "target": {"name": target.name, "sha256": target.sha256, "chat_template_sha256": template},
         "drafters": drafters,
-        "versions": {name: version(name) for name in ("torch", "transformers", "numpy")}
-        | {"python": platform.python_version()},
-        "hardware": {
-            "cpu": cpu_name(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "threads": torch.get_num_threads(),
-        },
+        "versions": versions | {"python": platform.python_version()},
+        "hardware": hardware(torch.cuda.is_available()),
         "prompts": {
             w: {
                 "file": f"{w}.eval.jsonl",
                 "sha256": prompts_sha256(w, "eval", config.prompts),
                 "count": len(found),
-                "published": is_published(w, "eval"),
+                "published": f"{w}.eval" in SHA256,
             }
             for w, found in prompts.items()
         },
@@ -61,11 +49,14 @@ def _first_prompt(tokenizer, prompts: list[Prompt]) -> dict:
     differ there have had different prompts."""
     ids = encode(tokenizer, prompts[0]) if prompts else []
     made_by = getattr(tokenizer, "backend_tokenizer", None)
-    return {
-        "first_ids": ids[:8],
-        "last_ids": ids[-8:],
-        "tokenizer_sha256": logs.sha256_of(made_by.to_str().encode()) if made_by else None,
-    }
+    digest = logs.sha256_of(made_by.to_str().encode()) if made_by else None
+    return {"first_ids": ids[:8], "last_ids": ids[-8:], "tokenizer_sha256": digest}
+
+
+def hardware(cuda: bool) -> dict:
+    """Processor, card (None where ``cuda`` says that none is in use) and threads."""
+    gpu = torch.cuda.get_device_name() if cuda else None
+    return {"cpu": cpu_name(), "gpu": gpu, "threads": torch.get_num_threads()}
 
 
 def cpu_name() -> str:

@@ -27,12 +27,8 @@ def inverse_vocabulary(ids: Tensor, vocab: int) -> Tensor:
 def shapes(target: Target) -> dict[str, Any]:
     """Shapes of a drafter whose layers are those of its target."""
     c = target.model.config
-    same = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    return {name: getattr(c, name) for name in same} | {
-        "head_dim": head_dim,
-        "rope_theta": c.rope_parameters["rope_theta"],
-    }
+    same = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim rms_norm_eps"
+    return {name: getattr(c, name) for name in same.split()} | {"rope_theta": c.rope_parameters["rope_theta"]}
 
 
 def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
@@ -61,17 +57,9 @@ def new_eagle(target: Target, ids: Tensor, config: TrainConfig) -> EagleHead:
 def new_dflash(target: Target, ids: Tensor, config: TrainConfig) -> DFlashModel:
     """A drafter with a learned mask vector; with ``start`` "target" its layers are the target's last ones and fc the
     identity on the top tap."""
-    model = DFlashModel(
-        DFlashConfig(
-            **shapes(target),
-            num_hidden_layers=config.layers,
-            block_size=config.draft_len + 1,
-            target_layer_ids=tuple(i - 1 for i in target.taps),
-            max_position_embeddings=target.window,
-            learned_mask=True,
-            head_slice=len(ids),
-        )
-    )
+    drafts = {"num_hidden_layers": config.layers, "block_size": config.draft_len + 1, "head_slice": len(ids)}
+    reads = {"target_layer_ids": tuple(i - 1 for i in target.taps), "max_position_embeddings": target.window}
+    model = DFlashModel(DFlashConfig(**shapes(target), **drafts, **reads, learned_mask=True))
     h = target.model.config.hidden_size
     with torch.no_grad():
         model.head_ids.copy_(ids)
@@ -91,11 +79,8 @@ def earlier_drafter(kind: str, folder: Path) -> tuple[nn.Module, Tensor, dict[st
     """A trained drafter to be trained further, the target ids of its draft vocabulary, and its training log with the
     hash of its weights. Raises TrainError when the folder tells no training of that kind."""
     log = training_log(kind, folder) | {"sha256": drafter_sha256(folder)}
-    if kind == "eagle":
-        head = load_head(read_folder(folder))
-        return head, head.target_ids, log
-    model = load_model(read_folder(folder))
-    return model, model.head_ids.clone(), log
+    model = (load_head if kind == "eagle" else load_model)(read_folder(folder))
+    return model, model.target_ids if kind == "eagle" else model.head_ids.clone(), log
 
 
 def exchange_vocabulary(model: nn.Module, ids: Tensor, embedding: Tensor) -> nn.Module:
@@ -126,8 +111,6 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(torch.empty(parameter.shape).normal_(std=0.02, generator=generator))
-            else:
-                parameter.fill_(1.0)
+            weight = torch.ones(parameter.shape)
+            parameter.copy_(weight.normal_(std=0.02, generator=generator) if weight.ndim > 1 else weight)
     return model

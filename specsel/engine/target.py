@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
 import os
 import re
@@ -95,6 +93,11 @@ class Target:
     sha256: str
 
     @property
+    def dtype(self) -> str:
+        """Precision of the model, by torch's name of it."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def window(self) -> int:
         """Largest number of tokens that the target can hold."""
         return int(self.model.config.max_position_embeddings)
@@ -160,16 +163,13 @@ def load_target(
     revision = pinned(source, revision, getattr(config, "_commit_hash", None))
     check_rollback(config)
     check_memory(config, dtype, device)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, revision=revision, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-    )
-    model = model.to(device).eval().requires_grad_(False)
+    options = {"revision": revision, "dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_pretrained(source, **options).to(device).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     eos = model.generation_config.eos_token_id
     eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
-    return Target(
-        name, model, tokenizer, eos_ids, tap_indices(config.num_hidden_layers), weights_sha256(source, revision)
-    )
+    taps, digest = tap_indices(config.num_hidden_layers), weights_sha256(source, revision)
+    return Target(name, model, tokenizer, eos_ids, taps, digest)
 
 
 def pinned(source: str | Path, revision: str | None, commit: str | None) -> str | None:
@@ -187,13 +187,10 @@ def pinned(source: str | Path, revision: str | None, commit: str | None) -> str 
 
 def weights_sha256(source: str, revision: str | None) -> str:
     """Sha256 over the weight files of a local folder; for a hub model its pinned revision stands in the log instead."""
-    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
-    digests = "".join(sha256_of(path) for path in files)
-    return (
-        (digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest())
-        if files
-        else f"revision:{revision}"
-    )
+    digests = [sha256_of(path) for path in sorted(Path(source).glob("*.safetensors"))]
+    if not digests:
+        return f"revision:{revision}"
+    return digests[0] if len(digests) == 1 else sha256_of("".join(digests).encode())
 
 
 def check_rollback(config) -> None:
@@ -209,20 +206,13 @@ def check_rollback(config) -> None:
         raise TargetError(f"model type '{config.model_type}' is not supported; use a Llama-architecture target.")
 
 
-def parameter_count(config) -> int:
-    """Weights of a Llama model by its configuration."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rows = head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
-    layer = config.hidden_size * (rows + 3 * config.intermediate_size + 2)
-    copies = 1 if config.tie_word_embeddings else 2
-    return config.num_hidden_layers * layer + (copies * config.vocab_size + 1) * config.hidden_size
-
-
 def check_memory(config, dtype: str, device: str) -> None:
     """Refuses a target whose weights do not fit into the free memory of the device, before anything is loaded."""
     import psutil
+    from transformers import AutoModelForCausalLM
 
-    need = parameter_count(config) * torch.finfo(getattr(torch, dtype)).bits // 8
+    with torch.device("meta"):  # shapes alone
+        need = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).get_memory_footprint()
     free = torch.cuda.mem_get_info()[0] if device.startswith("cuda") else psutil.virtual_memory().available
     if need > free:
         raise TargetError(
@@ -264,8 +254,6 @@ class Features:
 
     def __init__(self, target: Target) -> None:
         self.target, self._seen = target, {}
-        names = inspect.signature(type(target.model).forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"  # renamed in transformers 5.24
         for index in target.taps:
             layer = target.model.model.layers[index]
             layer.register_forward_pre_hook(lambda module, args, index=index: self._seen.__setitem__(index, args[0]))
@@ -287,14 +275,8 @@ class Features:
         """
         if mask is not None and self.target.model.config._attn_implementation != "sdpa":
             raise TargetError("a boolean attention mask needs the sdpa attention; load the target with load_target.")
-        place = None if positions is None else positions[None]
-        out = self.target.model(
-            input_ids=tokens[None],
-            position_ids=place,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-            **{self._cache_name: cache},
-        )
+        places = None if positions is None else positions[None]
+        options = {"use_cache": True, "cache": cache, "logits_to_keep": 1 if last_only else 0}
+        out = self.target.model(input_ids=tokens[None], position_ids=places, attention_mask=mask, **options)
         taps = torch.cat([self._seen[index][0] for index in self.target.taps], -1)
-        return out.logits[0].float(), taps, getattr(out, self._cache_name)
+        return out.logits[0].float(), taps, out.cache

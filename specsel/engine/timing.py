@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,10 @@ import torch
 from tqdm import tqdm
 
 from specsel import logs
+from specsel.engine.decode import accept, attention_mask, merge
 from specsel.engine.generate import greedy
-from specsel.engine.provenance import cpu_name
-from specsel.engine.target import Features, cache_length, keep
-from specsel.engine.verify import accept, attention_mask, merge
+from specsel.engine.provenance import hardware
+from specsel.engine.target import Features, keep
 
 WARM_UP = 5
 CATCH_UP_TOKENS = 3
@@ -49,18 +49,8 @@ def measure(features: Features, pool: dict, config: TimingConfig) -> dict:
     samples = []
     for _ in tqdm(range(WARM_UP + config.samples), unit="round", disable=None):
         samples += [labels | {"seconds": _clock(run, prepare, device)} for labels, prepare, run in tasks]
-    hardware = {
-        "cpu": cpu_name(),
-        "gpu": torch.cuda.get_device_name() if device.type == "cuda" else None,
-        "threads": torch.get_num_threads(),
-    }
-    return {
-        "schema": 1,
-        "hardware": hardware,
-        "dtype": str(features.target.model.dtype).removeprefix("torch."),
-        "warmup": WARM_UP,
-        "samples": samples,
-    }
+    result = {"schema": 1, "hardware": hardware(device.type == "cuda"), "dtype": features.target.dtype}
+    return result | {"warmup": WARM_UP, "samples": samples}
 
 
 def _clock(run: Callable, prepare: Callable, device: torch.device) -> float:
@@ -80,53 +70,31 @@ def _wait(device: torch.device) -> None:
 
 def _tasks(
     features: Features, pool: dict, config: TimingConfig, text: torch.Tensor, context: int
-) -> list[tuple[dict, Callable, Callable]]:
-    """(labels, prepare, run) of everything that is timed at one context length."""
+) -> Iterator[tuple[dict, Callable, Callable]]:
+    """(labels, prepare, run) of everything that is timed at one context length; what prepares hands over to what
+    runs."""
     _, taps, cache = features(text[:context])
     more = features(text[: context + CATCH_UP_TOKENS])[1][context:]
     following = text[context + 1 : context + 1 + CATCH_UP_TOKENS].tolist()
-    tasks = []
     for arm, drafter in pool.items():
         if drafter.parts:
             continue  # each of them is timed
         drafter.reset()
         drafter.extend(text[: context + 1].tolist(), taps)
-        ready = copy.copy(drafter)
-        tasks.append(
-            (
-                {"what": "t_draft", "arm": arm, "context": context},
-                lambda ready=ready: ready,
-                lambda d: d.propose(config.draft_len),
-            )
-        )
-        tasks.append(
-            (
-                {"what": "catch_up", "arm": arm, "context": context},
-                lambda ready=ready: _branch(ready),
-                lambda d: d.extend(following, more),
-            )
-        )
-        pool[arm].reset()
+        ready, labels = copy.copy(drafter), {"arm": arm, "context": context}
+        drafter.reset()
+        yield {"what": "t_draft"} | labels, lambda ready=ready: ready, lambda d: d.propose(config.draft_len)
+        yield {"what": "catch_up"} | labels, lambda ready=ready: _branch(ready), lambda d: d.extend(following, more)
     for rows in config.rows:
-        ids, depths = text[:rows], torch.arange(rows, device=text.device)
-        mask = attention_mask(merge(0, [list(range(1, rows))]), context, text.device)
-        tasks.append(
-            (
-                {"what": "t_verify", "rows": rows, "context": context},
-                lambda: _cut(cache, context),
-                lambda c, ids=ids, at=context + depths, mask=mask: features(ids, cache=c, positions=at, mask=mask),
-            )
-        )
-    if context != config.contexts[len(config.contexts) // 2]:
-        return tasks
-    draft = list(range(config.draft_len))
-    logits = torch.zeros(config.draft_len + 1, features.target.model.config.vocab_size, device=text.device)
-    full = copy.deepcopy(cache)
-    extended = features(text[: config.draft_len + 1], cache=full)[2]
-    tasks.append(
-        ({"what": "overhead"}, lambda: copy.deepcopy(extended), lambda c: _bookkeeping(c, context, draft, logits))
-    )
-    return tasks
+        call = {"positions": context + torch.arange(rows, device=text.device), "cache": cache}
+        call["mask"] = attention_mask(merge(0, [list(range(1, rows))]), context, text.device)
+        labels = {"what": "t_verify", "rows": rows, "context": context}
+        yield labels, lambda: keep(cache, context), lambda _, ids=text[:rows], call=call: features(ids, **call)
+    if context == config.contexts[len(config.contexts) // 2]:
+        draft = list(range(config.draft_len))
+        logits = torch.zeros(config.draft_len + 1, features.target.model.config.vocab_size, device=text.device)
+        longer = features(text[: config.draft_len + 1], cache=copy.deepcopy(cache))[2]
+        yield {"what": "overhead"}, lambda: copy.deepcopy(longer), lambda c: _bookkeeping(c, context, draft, logits)
 
 
 def _branch(drafter):
@@ -135,12 +103,6 @@ def _branch(drafter):
     if hasattr(branch, "index"):
         branch.index = copy.deepcopy(branch.index)
     return branch
-
-
-def _cut(cache, length: int):
-    if cache_length(cache) > length:
-        keep(cache, length)
-    return cache
 
 
 def _bookkeeping(cache, context: int, draft: list[int], logits: torch.Tensor) -> None:

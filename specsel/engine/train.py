@@ -8,13 +8,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from specsel.engine.data import Example, examples, output_counts, read_prompt_counts, read_report, shards
@@ -31,7 +31,7 @@ from specsel.engine.start import (
     randomise,
 )
 from specsel.engine.target import Target, bf16_pays, sha256_of
-from specsel.logs import readable, write_bytes_atomically
+from specsel.logs import readable, walk, write_bytes_atomically
 
 HELD_OUT_EVERY = 64
 STATE = "state.pt"
@@ -117,52 +117,32 @@ def held_out_score(drafter, batch: list[Example], draft_len: int) -> dict[str, A
         output = e.tokens[e.n_prompt :].numpy()
         accepted = drafter.propose_all(e.tokens.tolist(), e.n_prompt, e.taps, draft_len).accepted(output)
         first += int((accepted > 0).sum())
-        p, n = 0, 0
-        while p < len(accepted):
-            p, n = p + int(accepted[p]) + 1, n + 1
         emitted.append(len(accepted))
-        blocks.append(n)
-    return {
-        "first_token": first / sum(emitted),
-        "block_efficiency": sum(emitted) / sum(blocks),
-        "answers": {"emitted": emitted, "blocks": blocks},
-    }
+        blocks.append(len(walk(np.array([0, len(accepted)]), accepted + 1)))
+    answers = {"emitted": emitted, "blocks": blocks}
+    efficiency = sum(emitted) / sum(blocks)
+    return {"first_token": first / sum(emitted), "block_efficiency": efficiency, "answers": answers}
 
 
-class _Stream:
-    """Training answers in an order that ``seed`` and the number of answers taken so far determine: shard after shard,
-    shuffled inside."""
-
-    def __init__(self, split: Split, seed: int, taken: int = 0) -> None:
-        self.split, self.seed, self.taken = split, seed, 0
-        self._iterator = self._answers()
-        for _ in range(taken):
-            next(self._iterator)
-            self.taken += 1
-
-    def _answers(self) -> Iterator[Example]:
-        for epoch in itertools.count():
-            for index in np.random.default_rng([self.seed, epoch]).permutation(len(self.split.training)):
-                kept = list(self.split.answers(self.split.training[index]))
-                for i in np.random.default_rng([self.seed, epoch, index]).permutation(len(kept)):
-                    yield kept[i]
-
-    def take(self, n: int) -> list[Example]:
-        self.taken += n
-        return [next(self._iterator) for _ in range(n)]
+def _shuffled(split: Split, seed: int) -> Iterator[Example]:
+    """Training answers without end, in an order that ``seed`` determines: shard after shard, shuffled inside."""
+    for epoch in itertools.count():
+        for index in np.random.default_rng([seed, epoch]).permutation(len(split.training)):
+            kept = list(split.answers(split.training[index]))
+            for i in np.random.default_rng([seed, epoch, index]).permutation(len(kept)):
+                yield kept[i]
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """The optimisers of a recipe: Muon (orthogonalised momentum, its update scaled to AdamW's size) for the matrices
     between input and head, AdamW for vectors and heads; or AdamW for everything."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "lm_head" not in name]
-    if config.optimizer == "adamw":
-        matrices = []
-    inside = set(map(id, matrices))
-    rest = [p for p in model.parameters() if id(p) not in inside]
-    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)]
-    if matrices:
-        made.append(torch.optim.Muon(matrices, lr=config.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        matrix = config.optimizer != "adamw" and parameter.ndim == 2 and "lm_head" not in name
+        groups[matrix].append(parameter)
+    made = [torch.optim.AdamW(groups[False], lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    if groups[True]:
+        made.append(torch.optim.Muon(groups[True], lr=config.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
     return made
 
 
@@ -184,9 +164,8 @@ def _new(
     split = split_of(paths, config.split, earlier)
     embedding, kept = target.model.model.embed_tokens.weight, config.vocabulary == "kept" and model is not None
     counts = None if kept or config.counted == "answered" else read_prompt_counts(paths[0].parent)
-    ids, coverage = draft_vocabulary(
-        split, config.draft_vocab, len(embedding), target.eos_ids, known if kept else None, counts
-    )
+    options = {"ids": known if kept else None, "all_prompts": counts}
+    ids, coverage = draft_vocabulary(split, config.draft_vocab, len(embedding), target.eos_ids, **options)
     if model and not kept:
         model = exchange_vocabulary(model, ids, embedding)
     model = model or (new_eagle if kind == "eagle" else new_dflash)(target, ids, config)
@@ -218,20 +197,14 @@ def train_drafter(
     sliced, inverse = head[ids.to(device)], inverse_vocabulary(ids, len(embedding)).to(device)
     drafter = Eagle(model, embedding) if kind == "eagle" else DFlash(model, embedding, head)
     optimizers = make_optimizers(model, config)
-    log = {
-        "kind": kind,
-        "recipe": asdict(config),
-        **told,
-        "dtype": "bf16 autocast" if low else "float32",
-        "target": target.sha256,
-        "data": [{"shard": path.name, "sha256": sha256_of(path)} for path in paths],
-        "data_report": read_report(paths),
-        "curve": [],
-    }
+    log = {"kind": kind, "recipe": asdict(config), **told, "dtype": "bf16 autocast" if low else "float32"}
+    data_files = [{"shard": path.name, "sha256": sha256_of(path)} for path in paths]
+    log |= {"target": target.sha256, "data": data_files, "data_report": read_report(paths), "curve": []}
     first = _resume(out / STATE, model, optimizers, log)
     if config.keep and not first:
         _write_weights(out / "checkpoints" / "random", randomise(copy.deepcopy(model), config.seed))
-    stream, test = _Stream(split, config.seed, first * config.batch), list(split.held_out(config.held_out))
+    stream = itertools.islice(_shuffled(split, config.seed), first * config.batch, None)
+    test = list(split.held_out(config.held_out))
     seen = log["curve"] or log.get("earlier", {}).get("curve")
     started, losses, tokens = time.monotonic(), [], (seen[-1]["tokens"] if seen else 0)
     for step in range(first, config.steps):
@@ -239,7 +212,7 @@ def train_drafter(
             break
         for group in itertools.chain.from_iterable(o.param_groups for o in optimizers):
             group["lr"] = config.rate * rate_factor(step, config)
-        batch = [_to(e, device) for e in stream.take(config.batch)]
+        batch = [_to(e, device) for e in itertools.islice(stream, config.batch)]
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         model.train()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=low):
@@ -296,11 +269,8 @@ def _stalled(curve: list[dict], patience: int) -> bool:
 
 
 def _to(example: Example, device: torch.device) -> Example:
-    return (
-        example
-        if device.type == "cpu"
-        else Example(*(v if isinstance(v, int) else v.to(device) for v in asdict(example).values()))
-    )
+    names = ("tokens", "taps", "top_ids", "top_logits", "lse")
+    return replace(example, **{name: getattr(example, name).to(device) for name in names})
 
 
 def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], log: dict) -> int:
@@ -328,12 +298,12 @@ def _resume(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimize
 def _save(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], log: dict) -> None:
     """Writes the drafter's folder, if this is the best point, its log, and last the state, in one step: a training that
     is stopped before that does the piece again."""
-    out.mkdir(parents=True, exist_ok=True)
     best = max(log["curve"], key=lambda point: point["block_efficiency"])
     if best is log["curve"][-1]:
         _write_weights(out, model)
-    told = json.dumps(log | {"best_step": best["step"]}, indent=1) + "\n"
-    write_bytes_atomically(out / "training.json", told.encode())
+    write_bytes_atomically(
+        out / "training.json", json.dumps(log | {"best_step": best["step"]}, indent=1).encode() + b"\n"
+    )
     kept = {"weights": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "log": json.dumps(log)}
     torch.save(kept, out / "state.part")
     os.replace(out / "state.part", out / STATE)
@@ -341,8 +311,6 @@ def _save(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], 
 
 def _write_weights(folder: Path, model: nn.Module) -> None:
     """Writes a drafter's folder: bf16 weights and its config."""
-    folder.mkdir(parents=True, exist_ok=True)
     low = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in model.state_dict().items()}
-    save_file(low, folder / "model.part")
-    os.replace(folder / "model.part", folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(asdict(model.config), indent=1) + "\n", encoding="utf-8")
+    write_bytes_atomically(folder / "model.safetensors", save(low))
+    write_bytes_atomically(folder / "config.json", json.dumps(asdict(model.config), indent=1).encode() + b"\n")

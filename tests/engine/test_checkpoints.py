@@ -252,7 +252,7 @@ def test_drafter_modules_use_the_published_names():
 def save_drafters(folder, target):
     """An EAGLE-3 head with the usual three taps and a block drafter with five others, for the tiny target."""
     eagle = make_eagle(target)
-    write(folder / "eagle", asdict(eagle.head.config), eagle.head.state_dict())
+    write(folder / "eagle", asdict(eagle.model.config), eagle.model.state_dict())
     layer_ids = (0, 2, 3, 5, 6)
     model = randomise(DFlashModel(DFlashConfig(32, 48, 2, 4, 2, 5, layer_ids, 8, mask_token_id=5)), seed=2)
     write(folder / "dflash", asdict(model.config), model.state_dict())

@@ -20,8 +20,8 @@ from conftest import VOCAB, make_dflash, make_eagle
 from specsel import logs
 from specsel.engine import harness
 from specsel.engine.decode import Decoder, always
-from specsel.engine.equality import RunError, check_engine, first_difference
 from specsel.engine.harness import CollectConfig, CollectError, collect
+from specsel.engine.live import RunError, check_engine, first_difference
 from specsel.engine.prompts import PromptError, encode, load_prompts
 
 
@@ -159,7 +159,7 @@ def test_a_drafter_that_raises_is_named_and_finished_requests_are_kept(target, p
                 raise RuntimeError("shape mismatch")
             return super().propose_all(*args)
 
-    failing = Failing(pool["eagle"].head, pool["eagle"].embedding)
+    failing = Failing(pool["eagle"].model, pool["eagle"].embedding)
     with pytest.raises(CollectError, match=r"drafter 'eagle' failed \(RuntimeError: shape mismatch\)") as caught:
         collect(target, pool | {"eagle": failing}, tmp_path / "run", config)
     assert "\n" not in str(caught.value)
@@ -231,8 +231,8 @@ def test_two_ray_workers_write_the_bytes_of_one_process(target, pool, config, tm
     monkeypatch.setattr(harness, "GROUP", 4)
     whole = hashes(collect(target, pool, tmp_path / "whole", config))
     broken = make_eagle(target)
-    broken.head.lm_head.weight = torch.nn.Parameter(
-        torch.full_like(broken.head.lm_head.weight, float("nan")), requires_grad=False
+    broken.model.lm_head.weight = torch.nn.Parameter(
+        torch.full_like(broken.model.lm_head.weight, float("nan")), requires_grad=False
     )
     with pytest.raises(CollectError, match="drafter 'eagle' gave NaN"):
         collect(target, pool | {"eagle": broken}, tmp_path / "run", config, executor="ray", workers=2)
@@ -272,8 +272,8 @@ def test_a_second_collector_on_one_folder_is_refused(target, pool, config, tmp_p
 
 def test_nan_logits_of_a_drafter_stop_with_its_name(target, pool, config, tmp_path):
     broken = make_eagle(target)
-    broken.head.lm_head.weight = torch.nn.Parameter(
-        torch.full_like(broken.head.lm_head.weight, float("nan")), requires_grad=False
+    broken.model.lm_head.weight = torch.nn.Parameter(
+        torch.full_like(broken.model.lm_head.weight, float("nan")), requires_grad=False
     )
     with pytest.raises(CollectError, match="drafter 'eagle' gave NaN"):
         collect(target, pool | {"eagle": broken}, tmp_path / "run", config)
@@ -336,7 +336,7 @@ def test_the_engine_check_finds_a_planted_difference(target, features, pool, con
 
 
 def test_the_race_records_every_policy_on_every_request_with_the_same_output(target, features, pool, config, tmp_path):
-    from specsel.engine.races import RaceError, race
+    from specsel.engine.live import RaceError, race
 
     run = collect(target, pool, tmp_path / "run", config)
     records = json.loads(race(features, pool, run, per_workload=2, prompts=config.prompts).read_text())["records"]
@@ -368,7 +368,7 @@ def test_a_run_tells_its_prompts_apart(target, pool, config, tmp_path, monkeypat
 
 def test_a_sampled_run_is_raced_with_its_own_noise(target, features, pool, config, tmp_path):
     """Every policy gives the answers of the run, whose lengths are known."""
-    from specsel.engine.races import race
+    from specsel.engine.live import race
 
     run = collect(target, pool, tmp_path / "run", replace(config, temperature=0.7, seed=3))
     records = json.loads(race(features, pool, run, per_workload=5, prompts=config.prompts).read_text())["records"]
@@ -381,7 +381,7 @@ def test_a_sampled_run_is_raced_with_its_own_noise(target, features, pool, confi
 def test_an_answer_is_compared_with_plain_decoding_to_its_last_token():
     """The first other token, with the margin of plain decoding there; one that ends early, and one that goes on."""
     from specsel.engine.decode import Trace
-    from specsel.engine.equality import parting
+    from specsel.engine.live import parting
 
     truth = Trace([5, 6, 7], "eos", margins=[0.5, 0.25, 2.0])
     assert parting(Trace([5, 6, 7], "eos"), truth) is None
@@ -393,7 +393,7 @@ def test_an_answer_is_compared_with_plain_decoding_to_its_last_token():
 def test_a_tie_elsewhere_does_not_explain_a_difference():
     """Margins 9, 0 (a tie), 9, 9, 9, 9 with draft length 2: the block at 1 emits tokens 2 to 4, whose margins are 9."""
     from specsel.engine.decode import Trace
-    from specsel.engine.equality import margin_at
+    from specsel.engine.live import margin_at
 
     trace = Trace([], "", margins=[9.0, 0.0, 9.0, 9.0, 9.0, 9.0])
     assert margin_at(trace, 1, 2) == 9.0
@@ -401,9 +401,11 @@ def test_a_tie_elsewhere_does_not_explain_a_difference():
 
 
 def test_the_engine_check_of_another_log_is_dropped(target, features, pool, config, tmp_path):
-    from specsel.engine.equality import FILE, check_engine
+    from specsel.engine.live import CHECK_FILE, check_engine
 
     run = collect(target, pool, tmp_path / "run", config)
-    (run / FILE).write_text(json.dumps({"schema": 1, "log_sha256": "another", "arms": {"eagle": {"requests": 99}}}))
+    (run / CHECK_FILE).write_text(
+        json.dumps({"schema": 1, "log_sha256": "another", "arms": {"eagle": {"requests": 99}}})
+    )
     found = check_engine(features, pool, run, arms=("ngram",), per_workload=1, prompts=config.prompts)
     assert set(found["arms"]) == {"ngram"}

@@ -7,10 +7,9 @@ import pytest
 import torch
 from conftest import EOS, Scripted, prompts
 
-from specsel.engine.decode import Decoder, always, plain
-from specsel.engine.generate import BatchedTarget, generate, sampled
+from specsel.engine.decode import Decoder, accept, always, attention_mask, merge, plain
+from specsel.engine.generate import Answers, BatchedTarget, choice_rule
 from specsel.engine.target import TargetError, cache_length, keep
-from specsel.engine.verify import accept, attention_mask, merge
 
 MAX_NEW = 40
 
@@ -101,13 +100,13 @@ def test_batched_generation_equals_plain_decoding_whatever_the_batch(target):
     queue = prompts(7)
     for batch in (1, 3, 7):
         bulk = BatchedTarget(target.model, target.taps)
-        for answer in generate(bulk, queue, max_new=MAX_NEW, eos_ids=EOS, batch=batch):
+        for answer in Answers(bulk, queue, max_new=MAX_NEW, eos_ids=EOS, batch=batch):
             assert answer.output == reference(target, queue[answer.index])
 
 
 def test_batched_taps_equal_the_taps_of_a_single_pass(target, features):
     bulk = BatchedTarget(target.model, target.taps)
-    for answer in generate(bulk, prompts(4), max_new=12, eos_ids=EOS, batch=4):
+    for answer in Answers(bulk, prompts(4), max_new=12, eos_ids=EOS, batch=4):
         torch.testing.assert_close(answer.taps, features(answer.tokens[:-1])[1], rtol=1e-4, atol=1e-4)
 
 
@@ -174,13 +173,13 @@ def test_with_shared_noise_every_arm_samples_the_same_tokens(target, features, p
     """One Gumbel stream per absolute position: fixed arms, the union and plain decoding give one and the same sampled
     output."""
     prompt = prompts()[2]
-    decoder = Decoder(features, pool, draft_len=4, choose=sampled(0.7, 5, ["w/1"]))
+    decoder = Decoder(features, pool, draft_len=4, choose=choice_rule(0.7, 5, ["w/1"]))
     truth = decoder.run(prompt, plain, max_new=MAX_NEW).output
     assert truth != reference(target, prompt)
     for arm in pool:
         assert decoder.run(prompt, always(arm), max_new=MAX_NEW).output == truth
     bulk = BatchedTarget(target.model, target.taps)
-    (answer,) = generate(bulk, [prompt], max_new=MAX_NEW, eos_ids=EOS, choose=sampled(0.7, 5, ["w/1"]))
+    (answer,) = Answers(bulk, [prompt], max_new=MAX_NEW, eos_ids=EOS, choose=choice_rule(0.7, 5, ["w/1"]))
     assert answer.output == truth
 
 
@@ -206,7 +205,7 @@ def test_sampled_blocks_follow_the_enumerated_distribution(target, features):
         (a,): features(torch.tensor([*prompt, a]), last_only=True)[0] for a in allowed
     }
     for seed in range(4000):
-        choose = sampled(0.7, seed, ["w/1"])
+        choose = choice_rule(0.7, seed, ["w/1"])
         first = int(choose(restrict(logits[()]), [0], [0]).argmax(-1))
         choices = [first, int(choose(restrict(logits[allowed[first],]), [0], [1]).argmax(-1))]
         accepted, emitted, _ = accept([0], choices, remaining=2, eos_ids=())

@@ -45,7 +45,7 @@ def test_eagle_training_states_equal_the_inference_chain_fed_with_true_tokens(ta
     """Training-time test: state of step j at anchor t == state of a chain of j steps from t whose tokens are the true
     ones."""
     drafter, (tokens, taps) = make_eagle(target), sequence(features)
-    head, ids, steps = drafter.head, torch.tensor(tokens), 4
+    head, ids, steps = drafter.model, torch.tensor(tokens), 4
     example = Example(ids, 6, taps, None, None, torch.zeros(len(tokens) - 6))
     states = torch.stack(list(eagle_states(head, [example, example], drafter.embedding, steps)), 1)
     assert len(states) == 2 * (len(tokens) - 7)
@@ -55,7 +55,7 @@ def test_eagle_training_states_equal_the_inference_chain_fed_with_true_tokens(ta
         drafter.reset()
         drafter.extend(tokens[: anchor + 1], taps[:anchor])
         state, u, position = drafter.last
-        segment = Segment(slice(0, 1), drafter.keys, drafter.values, torch.ones(1, anchor, dtype=torch.bool))
+        segment = Segment(slice(0, 1), drafter.keys[0], drafter.values[0], torch.ones(1, anchor, dtype=torch.bool))
         for j in range(steps):
             state = head.layer(state, u, position + j, [segment], step=j > 0)
             for copy in (row, len(states) // 2 + row):

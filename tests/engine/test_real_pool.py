@@ -14,7 +14,7 @@ import torch
 from specsel import logs
 from specsel.engine import target as targets
 from specsel.engine.decode import Decoder, always, plain
-from specsel.engine.equality import first_difference, margin_at
+from specsel.engine.live import first_difference, margin_at
 from specsel.engine.pool import load_pool
 from specsel.engine.prompts import default_folder, encode, load_prompts
 from specsel.engine.recipes import TrainConfig
@@ -89,7 +89,7 @@ def test_an_untrained_drafter_changes_nothing_and_helps_little(real, requests):
     from specsel.engine.drafters.dflash import DFlash
     from specsel.engine.drafters.eagle import Eagle
 
-    head = randomise(new_eagle(target, eagle.head.target_ids, TrainConfig()), seed=0)
+    head = randomise(new_eagle(target, eagle.model.target_ids, TrainConfig()), seed=0)
     model = randomise(new_dflash(target, dflash.ids, TrainConfig()), seed=1)
     embedding, lm_head = target.model.model.embed_tokens.weight, target.model.lm_head.weight
     pool = {"eagle": Eagle(head, embedding), "dflash": DFlash(model, embedding, lm_head)}

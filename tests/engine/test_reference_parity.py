@@ -69,14 +69,17 @@ def test_eagle_states_equal_the_authors_forward_pass(eagle_pair):
     ours.reset()
     ours.extend(tokens, taps)
     state, u, position = ours.last
-    segment = Segment(slice(0, 1), ours.keys, ours.values, torch.ones(1, 12, dtype=torch.bool))
+    segment = Segment(slice(0, 1), ours.keys[0], ours.values[0], torch.ones(1, 12, dtype=torch.bool))
     for j, token in enumerate([5, 9, 17, 30]):
-        state = ours.head.layer(state, u, position + j, [segment], step=j > 0)
+        state = ours.model.layer(state, u, position + j, [segment], step=j > 0)
         torch.testing.assert_close(state[0], expected[0, -1], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
-            ours.head.logits(state)[0], theirs.lm_head(theirs.norm(expected[0, -1])), rtol=1e-5, atol=1e-5
+            ours.model.lm_head(ours.model.norm(state))[0],
+            theirs.lm_head(theirs.norm(expected[0, -1])),
+            rtol=1e-5,
+            atol=1e-5,
         )
-        u = ours.head.inputs(state, ours._embed(torch.tensor([token])))
+        u = ours.model.inputs(state, ours._embed(torch.tensor([token])))
         expected, cache = theirs(expected[:, -1:], torch.tensor([[token]]), past_key_values=cache, use_cache=True)
 
 

@@ -12,8 +12,8 @@ from test_harness import config  # noqa: F401  (a fixture)
 from specsel import logs
 from specsel.engine.decode import Decoder, redrafting
 from specsel.engine.harness import collect
+from specsel.engine.live import race
 from specsel.engine.prompts import encode, load_prompts
-from specsel.engine.races import race
 from specsel.logs import SpecselError
 from specsel.replay import Plan, follow
 from specsel.selection.selector import Selector

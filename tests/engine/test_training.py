@@ -18,7 +18,7 @@ from specsel.engine import data, losses, start, train
 from specsel.engine.drafters.dflash import load_model
 from specsel.engine.drafters.eagle import EagleConfig, EagleHead, check_vocabulary, load_head
 from specsel.engine.drafters.files import read_folder
-from specsel.engine.generate import BatchedTarget, distinct_share, generate
+from specsel.engine.generate import Answers, BatchedTarget, distinct_share
 from specsel.engine.prompts import Prompt
 from specsel.engine.recipes import TrainConfig, TrainError, recipe, recipe_of, training_log
 from specsel.engine.start import earlier_drafter, exchange_vocabulary
@@ -49,7 +49,7 @@ def answers(target, tmp_path_factory):
     bulk = BatchedTarget(target.model, target.taps)
     queue = [prompt + [i % 5 + 3] for i, prompt in enumerate(prompts(12) * 2)]
     found = [None] * len(queue)
-    for answer in generate(bulk, queue, max_new=20, eos_ids=EOS, batch=8, keep_top=True):
+    for answer in Answers(bulk, queue, max_new=20, eos_ids=EOS, batch=8, keep_top=True):
         found[answer.index] = answer
     part = [(Prompt(str(i), "w", ({"role": "user", "content": "x"},)), ids) for i, ids in enumerate(queue)]
     data._write_shard(data.shard_path(out, 0), part, found, "float32", target.sha256)
@@ -58,7 +58,7 @@ def answers(target, tmp_path_factory):
 
 def test_a_shard_gives_back_the_answers_without_loops(target, features, answers):
     """Every example: taps are those of its own tokens, soft targets are those of the target at its output positions."""
-    counts = data.read_counts(data.shard_path(answers, 0))
+    counts = data.read_counts([data.shard_path(answers, 0)])
     found = list(data.examples(data.shard_path(answers, 0)))
     assert counts["requests"] == 24 and 0 < len(found) <= 24 - counts["looping"]
     for e in found[:5]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 NO_TOKEN = -1
 NOT_ASKED = -1
@@ -104,6 +104,37 @@ class Drafter:
     def combine(self, *drafts: Drafts) -> Drafts:
         """The drafts of a composite arm from those of its ``parts`` at the same anchors."""
         raise NotImplementedError
+
+
+class Neural(Drafter):
+    """A drafter with weights that reads the target's features: its model, the target's embedding (V, H), and the keys
+    and values of one request, per layer (n, kv, d)."""
+
+    needs_taps = True
+
+    def __init__(self, model: nn.Module, embedding: Tensor) -> None:
+        self.model, self.embedding = model.eval(), embedding
+        self.reset()
+
+    @property
+    def window(self) -> int:
+        """Largest number of positions of the drafter."""
+        return self.model.config.max_position_embeddings
+
+    def reset(self) -> None:
+        """Forgets the request."""
+        config, weight = self.model.config, self.model.fc.weight
+        none = weight.new_zeros(0, config.num_key_value_heads, config.head_dim)
+        self.keys = self.values = [none] * getattr(config, "num_hidden_layers", 1)
+
+    def remember(self, keys: list[Tensor], values: list[Tensor]) -> None:
+        """Appends keys and values of newly committed text."""
+        self.keys = [torch.cat(pair) for pair in zip(self.keys, keys, strict=True)]
+        self.values = [torch.cat(pair) for pair in zip(self.values, values, strict=True)]
+
+    def own(self, taps: Tensor) -> Tensor:
+        """The drafter's columns of the target's taps (m, n H)."""
+        return taps if self.columns is None else taps[:, self.columns.to(taps.device)]
 
 
 def from_slots(tokens: Tensor, confidence: Tensor, entropy: Tensor, draft_len: int) -> Drafts:

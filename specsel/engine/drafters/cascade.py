@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -17,24 +17,6 @@ class CascadeConfig:
 
     n_switch: int = 4
     fallback: str = "dflash"
-
-
-def combine(lookup: Drafts, fallback: Drafts, config: CascadeConfig) -> Drafts:
-    """Row by row the lookup draft where its match is at least ``n_switch``, else the fallback's draft, tagged with its
-    source.
-
-    On rows without a long match the arm is therefore identical to its fallback. A short lookup draft is not padded.
-    """
-    use = (lookup.match_length >= config.n_switch) & (lookup.proposed > 0)
-    return Drafts(
-        np.where(use[:, None], lookup.tokens, fallback.tokens),
-        np.where(use, lookup.proposed, fallback.proposed),
-        np.where(use[:, None], np.nan, fallback.confidence),
-        np.where(use[:, None], np.nan, fallback.entropy),
-        match_length=lookup.match_length,
-        source=np.where(use, 0, 1),
-        sources=("ngram", config.fallback),
-    )
 
 
 class Cascade(Drafter):
@@ -54,8 +36,21 @@ class Cascade(Drafter):
         return self.combine(lookup, self.fallback.propose(draft_len))
 
     def combine(self, lookup: Drafts, fallback: Drafts) -> Drafts:
-        """Row by row the lookup where its match is long enough, else the fallback."""
-        return combine(lookup, fallback, self.config)
+        """Row by row the lookup draft where its match is at least ``n_switch``, else the fallback's draft, tagged with
+        its source.
+
+        On rows without a long match the arm is therefore identical to its fallback. A short lookup draft is not padded.
+        """
+        use = (lookup.match_length >= self.config.n_switch) & (lookup.proposed > 0)
+        return Drafts(
+            np.where(use[:, None], lookup.tokens, fallback.tokens),
+            np.where(use, lookup.proposed, fallback.proposed),
+            np.where(use[:, None], np.nan, fallback.confidence),
+            np.where(use[:, None], np.nan, fallback.entropy),
+            match_length=lookup.match_length,
+            source=np.where(use, 0, 1),
+            sources=self.parts,
+        )
 
     def propose_all(self, tokens: list[int], n_prompt: int, taps: object, draft_len: int) -> Drafts:
         """The batched twin: both parts at every anchor, combined row by row."""
@@ -77,5 +72,4 @@ def load(target: Target, config: CascadeConfig, made: dict[str, Drafter]) -> Cas
 
 def describe(config: CascadeConfig, tag: str | None) -> dict:
     """See `Drafter`."""
-    kind = "ngram when its match is long enough, else the fallback"
-    return {"kind": kind, "n_switch": config.n_switch, "fallback": config.fallback}
+    return {"kind": "ngram when its match is long enough, else the fallback"} | asdict(config)

@@ -9,35 +9,21 @@ lock-step (``propose_all``), and training, which is the lock-step with the true 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specsel.engine.drafters.base import Drafter, Drafts, best_tokens, from_slots
-from specsel.engine.drafters.files import (
-    CheckpointError,
-    DrafterFiles,
-    check_size,
-    described,
-    load_strictly,
-    locate,
-    read_folder,
-)
-from specsel.engine.drafters.layers import (
-    MLP,
-    RMSNorm,
-    own_taps,
-    rotary,
-    rotate,
-    shared_scores,
-    shared_values,
-)
+from specsel.engine.drafters.base import Drafter, Drafts, Neural, best_tokens, from_slots
+from specsel.engine.drafters.files import CheckpointError, DrafterFiles, described, load_strictly, loaded, read_config
+from specsel.engine.drafters.layers import Layer, RMSNorm, shared_scores, shared_values
 from specsel.engine.target import Target, tap_indices
 
-UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+REFUSED = {flag: f"variant flag '{flag}' is not supported; use a plain EAGLE-3 head." for flag in VARIANTS}
+REFUSED |= {"rope_scaling": "'rope_scaling' is not supported in a draft head."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +49,7 @@ class EagleConfig:
     def from_dict(cls, config: dict, folder: object = "config.json") -> EagleConfig:
         """Reads a published config, nested or flat; refuses a variant flag that is not implemented, by its name."""
         config = config | config.get("transformer_layer_config", {})
-        for flag in UNSUPPORTED:
-            if config.get(flag):
-                raise CheckpointError(f"{folder}: variant flag '{flag}' is not supported; use a plain EAGLE-3 head.")
-        if config.get("rope_scaling"):
-            raise CheckpointError(f"{folder}: 'rope_scaling' is not supported in a draft head.")
-        known = {f.name: config[f.name] for f in fields(cls) if config.get(f.name) is not None}
-        try:
-            made = cls(**known)
-        except TypeError as error:
-            raise CheckpointError(f"{folder}: {error}") from error
-        return made if made.head_dim else cls(**known | {"head_dim": made.hidden_size // made.num_attention_heads})
-
-
-class _Attention(nn.Module):
-    def __init__(self, c: EagleConfig) -> None:
-        super().__init__()
-        wide, q, kv = 2 * c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj, self.k_proj = nn.Linear(wide, q, bias=False), nn.Linear(wide, kv, bias=False)
-        self.v_proj, self.o_proj = nn.Linear(wide, kv, bias=False), nn.Linear(q, c.hidden_size, bias=False)
-
-
-class _Layer(nn.Module):
-    def __init__(self, c: EagleConfig) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = _Attention(c), MLP(c.hidden_size, c.intermediate_size)
-        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-            setattr(self, name, RMSNorm(c.hidden_size, c.rms_norm_eps))
+        return read_config(cls, config, folder, REFUSED)
 
 
 @dataclass(slots=True)
@@ -101,8 +61,7 @@ class Segment:
     keys: Tensor
     values: Tensor
     visible: Tensor
-    step_keys: list[Tensor] = field(default_factory=list)
-    step_values: list[Tensor] = field(default_factory=list)
+    steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of each draft step
 
 
 class EagleHead(nn.Module):
@@ -112,7 +71,8 @@ class EagleHead(nn.Module):
         super().__init__()
         self.config = config
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
-        self.midlayer = _Layer(config)
+        norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        self.midlayer = Layer(config, 2 * config.hidden_size, *norms)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
@@ -130,20 +90,17 @@ class EagleHead(nn.Module):
         """Target id of every draft id, (V_d,)."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.head_dim))
-
     def inputs(self, state: Tensor, embedded: Tensor) -> Tensor:
         """The layer's input (n, 2H): embedding half first, each half under its own norm."""
-        return torch.cat(
-            [self.midlayer.input_layernorm(embedded.to(state.dtype)), self.midlayer.hidden_norm(state)], -1
-        )
+        halves = self.midlayer.input_layernorm(embedded.to(state.dtype)), self.midlayer.hidden_norm(state)
+        return torch.cat(halves, -1)
 
-    def keys_values(self, u: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values (n, kv, d) of layer inputs (n, 2H)."""
-        attention = self.midlayer.self_attn
-        table = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        return rotate(self._heads(attention.k_proj(u)), table), self._heads(attention.v_proj(u))
+    def pairs(self, taps: Tensor, embedded: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """State (n, H), layer input (n, 2H) and stable keys and values (n, kv, d) of taps (n, 3H), each with the
+        embedding (n, H) of the token that follows."""
+        state, attention = self.fc(taps.to(self.fc.weight)), self.midlayer.self_attn
+        u = self.inputs(state, embedded)
+        return state, u, attention.keys(u, attention.table(positions)), attention.values(u)
 
     def layer(self, state: Tensor, u: Tensor, positions: Tensor, segments: list[Segment], step: bool) -> Tensor:
         """Output states a (n, H), un-normed, of the rows' states and layer inputs.
@@ -152,32 +109,25 @@ class EagleHead(nn.Module):
         of its prefix and, of each draft step so far, the key of its own chain alone.
         """
         attention = self.midlayer.self_attn
-        q = rotate(self._heads(attention.q_proj(u)), rotary(positions, self.config.head_dim, self.config.rope_theta))
+        table = attention.table(positions)
+        q = attention.queries(u, table)
         if step:
-            keys, values = self.keys_values(u, positions)
+            keys, values = attention.keys(u, table), attention.values(u)
             for segment in segments:
-                segment.step_keys.append(keys[segment.rows])
-                segment.step_values.append(values[segment.rows])
-        mixed = torch.cat([self._attend(q[s.rows], s) for s in segments])
-        r = state + attention.o_proj(mixed)
-        return r + self.midlayer.mlp(self.midlayer.post_attention_layernorm(r))
+                segment.steps.append((keys[segment.rows], values[segment.rows]))
+        return self.midlayer.add(state, torch.cat([self._attend(q[s.rows], s) for s in segments]))
 
     def _attend(self, q: Tensor, s: Segment) -> Tensor:
         scores = [shared_scores(q, s.keys, s.visible)]
         grouped = q.unflatten(1, (s.keys.shape[1], -1))  # A, kv, groups, d
-        for key in s.step_keys:
+        for key, _ in s.steps:
             own = (grouped * key[:, :, None]).sum(-1).float() / q.shape[-1] ** 0.5
             scores.append(own.permute(1, 2, 0)[..., None])
         weights = torch.cat(scores, -1).softmax(-1)
-        n = s.keys.shape[0]
-        mixed = shared_values(weights[..., :n], s.values).unflatten(1, grouped.shape[1:])
-        for i, value in enumerate(s.step_values):
-            mixed = mixed + weights[..., n + i].permute(2, 0, 1)[..., None].to(value.dtype) * value[:, :, None]
+        mixed = shared_values(weights[..., : len(s.keys)], s.values).unflatten(1, grouped.shape[1:])
+        for i, (_, value) in enumerate(s.steps, len(s.keys)):
+            mixed = mixed + weights[..., i].permute(2, 0, 1)[..., None].to(value.dtype) * value[:, :, None]
         return mixed.flatten(1)
-
-    def logits(self, a: Tensor) -> Tensor:
-        """Draft logits (n, V_d) of un-normed states."""
-        return self.lm_head(self.norm(a))
 
 
 def check_vocabulary(d2t: Tensor, t2d: Tensor, eos_ids: tuple[int, ...], where: object = "checkpoint") -> str | None:
@@ -213,39 +163,19 @@ def load_head(files: DrafterFiles) -> EagleHead:
     tensors = {name.replace("layers.0.", "midlayer.", 1): t for name, t in files.tensors.items()}
     head = EagleHead(config)
     if "d2t" not in tensors and config.draft_vocab_size == config.vocab_size:
-        tensors |= {
-            "d2t": torch.zeros(config.vocab_size, dtype=torch.long),
-            "t2d": torch.ones(config.vocab_size, dtype=torch.bool),
-        }
+        zeros = torch.zeros(config.vocab_size, dtype=torch.long)
+        tensors |= {"d2t": zeros, "t2d": zeros == 0}
     load_strictly(head, tensors, files.folder, ignored=("embed_tokens.weight", "inv_freq"))
     return head
 
 
-class Eagle(Drafter):
-    """The drafter: a head, the target's embedding, and the stable keys and values of one request."""
+class Eagle(Neural):
+    """The drafter: its model is a head, its keys and values the stable ones."""
 
     name = "eagle"
-    needs_taps = True
-
-    def __init__(self, head: EagleHead, embedding: Tensor, columns: Tensor | None = None) -> None:
-        """``columns``: which columns of the target's taps are the head's (None: all)."""
-        self.head, self.embedding, self.columns = head.eval(), embedding, columns
-        self.dtype = head.fc.weight.dtype
-        self.reset()
-
-    @property
-    def window(self) -> int:
-        """Largest number of positions of the head."""
-        return self.head.config.max_position_embeddings
-
-    def reset(self) -> None:
-        """Forgets the request."""
-        config, weight = self.head.config, self.head.fc.weight
-        self.keys = torch.zeros(0, config.num_key_value_heads, config.head_dim, dtype=self.dtype, device=weight.device)
-        self.values, self.last = self.keys, None
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding).to(self.dtype)
+        return F.embedding(tokens, self.embedding)
 
     @torch.inference_mode()
     def extend(self, tokens: list[int], taps: Tensor) -> None:
@@ -254,33 +184,33 @@ class Eagle(Drafter):
         ``tokens`` are all tokens committed since the last call (at first prompt + first output token); their last m
         follow the taps.
         """
-        start = len(self.keys)
-        ids = torch.tensor(tokens[-len(taps) :], device=self.keys.device)
-        positions = torch.arange(start, start + len(ids), device=self.keys.device)
-        state = self.head.fc(own_taps(taps, self.columns).to(self.dtype))
-        u = self.head.inputs(state, self._embed(ids))
-        keys, values = self.head.keys_values(u, positions)
-        self.keys, self.values = torch.cat([self.keys, keys]), torch.cat([self.values, values])
+        start = len(self.keys[0])
+        ids = torch.tensor(tokens[-len(taps) :], device=self.embedding.device)
+        positions = torch.arange(start, start + len(ids), device=ids.device)
+        state, u, keys, values = self.model.pairs(self.own(taps), self._embed(ids), positions)
+        self.remember([keys], [values])
         self.last = (state[-1:], u[-1:], positions[-1:])
 
     @torch.inference_mode()
     def propose(self, draft_len: int) -> Drafts:
         """One chain of ``draft_len`` tokens from the current anchor; not asked when it would leave the head's
         window."""
-        n = len(self.keys)
-        visible = torch.ones(1, n, dtype=torch.bool, device=self.keys.device)
-        segment = Segment(slice(0, 1), self.keys, self.values, visible)
-        drafts = self._chains(*self.last, segment, draft_len)
-        return drafts.without((self.last[2] + draft_len > self.window).cpu().numpy())
+        keys, values = self.keys[0], self.values[0]
+        visible = torch.ones(1, len(keys), dtype=torch.bool, device=keys.device)
+        return self._chains(*self.last, keys, values, visible, draft_len)
 
-    def _chains(self, state: Tensor, u: Tensor, positions: Tensor, segment: Segment, draft_len: int) -> Drafts:
+    def _chains(
+        self, state: Tensor, u: Tensor, positions: Tensor, keys: Tensor, values: Tensor, visible: Tensor, draft_len: int
+    ) -> Drafts:
+        segment = Segment(slice(0, len(positions)), keys, values, visible)
         slots = []
         for j in range(draft_len):
-            state = self.head.layer(state, u, positions + j, [segment], step=j > 0)
-            best, *statistics = best_tokens(self.head.norm(state), self.head.lm_head.weight)
-            slots.append((self.head.target_ids[best], *statistics))
-            u = self.head.inputs(state, self._embed(slots[-1][0]))
-        return from_slots(*(torch.stack(part, 1) for part in zip(*slots, strict=True)), draft_len)
+            state = self.model.layer(state, u, positions + j, [segment], step=j > 0)
+            best, *statistics = best_tokens(self.model.norm(state), self.model.lm_head.weight)
+            slots.append((self.model.target_ids[best], *statistics))
+            u = self.model.inputs(state, self._embed(slots[-1][0]))
+        drafts = from_slots(*(torch.stack(part, 1) for part in zip(*slots, strict=True)), draft_len)
+        return drafts.without((positions + draft_len > self.window).cpu().numpy())
 
     @torch.inference_mode()
     def propose_all(self, tokens: list[int], n_prompt: int, taps: Tensor, draft_len: int) -> Drafts:
@@ -288,17 +218,11 @@ class Eagle(Drafter):
 
         ``len(tokens) - 2``; taps (len(tokens) - 1, 3H).
         """
-        ids = torch.tensor(tokens, device=self.keys.device)
-        n = len(ids) - 2  # pairs that an anchor with a successor can use
-        state = self.head.fc(own_taps(taps[:n], self.columns).to(ids.device, self.dtype))
-        u = self.head.inputs(state, self._embed(ids[1 : n + 1]))
-        positions = torch.arange(n, device=ids.device)
-        keys, values = self.head.keys_values(u, positions)
+        ids = torch.tensor(tokens, device=self.embedding.device)
+        positions = torch.arange(len(ids) - 2, device=ids.device)  # pairs that an anchor with a successor can use
+        state, u, keys, values = self.model.pairs(self.own(taps[: len(positions)]), self._embed(ids[1:-1]), positions)
         rows = positions[n_prompt - 1 :]  # anchor x_{t+1} belongs to pair t
-        visible = positions[None] <= rows[:, None]
-        segment = Segment(slice(0, len(rows)), keys, values, visible)
-        drafts = self._chains(state[rows], u[rows], rows, segment, draft_len)
-        return drafts.without((rows + draft_len > self.window).cpu().numpy())
+        return self._chains(state[rows], u[rows], rows, keys, values, positions[None] <= rows[:, None], draft_len)
 
 
 SETTING = Path("data/drafters/eagle")
@@ -306,13 +230,11 @@ SETTING = Path("data/drafters/eagle")
 
 def load(target: Target, folder: str | Path, made: dict[str, Drafter]) -> Eagle:
     """See `Drafter`. Warns where the head can never propose the end of an answer."""
-    model = target.model
-    head = load_head(read_folder(locate(folder))).to(model.device, model.dtype)
-    check_size("eagle", folder, head.config.hidden_size, target)
+    head = loaded("eagle", load_head, folder, target)
     if warning := check_vocabulary(head.d2t, head.t2d, target.eos_ids, folder):
         warnings.warn(warning, stacklevel=2)
-    drafter = Eagle(head, model.model.embed_tokens.weight)
-    drafter.taps = head.config.eagle_aux_hidden_state_layer_ids or tap_indices(model.config.num_hidden_layers)
+    drafter = Eagle(head, target.model.model.embed_tokens.weight)
+    drafter.taps = head.config.eagle_aux_hidden_state_layer_ids or tap_indices(target.model.config.num_hidden_layers)
     return drafter
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 
 from specsel.engine.target import Target, pinned
 from specsel.logs import SpecselError, drafter_sha256, readable
+
+Config = TypeVar("Config")
 
 
 class CheckpointError(SpecselError):
@@ -39,15 +44,12 @@ def read_folder(folder: str | Path) -> DrafterFiles:
         raise CheckpointError(f"{folder}: no config.json; give the folder of a drafter checkpoint.")
     with readable(folder / "config.json", "download or train the drafter again", CheckpointError):
         config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    for name, load in (("model.safetensors", load_file), ("pytorch_model.bin", _load_pickle)):
+    load_pickle = functools.partial(torch.load, map_location="cpu", weights_only=True)
+    for name, load in (("model.safetensors", load_file), ("pytorch_model.bin", load_pickle)):
         if (folder / name).is_file():
             with readable(folder / name, "download or train the drafter again", CheckpointError, (Exception,)):
                 return DrafterFiles(folder, config, load(folder / name))
     raise CheckpointError(f"{folder}: neither model.safetensors nor pytorch_model.bin; download the checkpoint first.")
-
-
-def _load_pickle(path: Path) -> dict[str, Tensor]:
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_strictly(
@@ -55,7 +57,7 @@ def load_strictly(
 ) -> None:
     """Loads tensors into a module by name; a missing, unexpected or wrongly shaped one is a CheckpointError that names
     it."""
-    given = {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored or ("\0",))}
+    given = {name: tensor for name, tensor in tensors.items() if not name.endswith(ignored)}
     wanted = {name: tensor.shape for name, tensor in module.state_dict().items()}
     if missing := sorted(wanted.keys() - given.keys()):
         raise CheckpointError(f"{folder}: tensor '{missing[0]}' is missing ({len(missing)} in all).")
@@ -63,9 +65,10 @@ def load_strictly(
         raise CheckpointError(
             f"{folder}: tensor '{extra[0]}' is unknown ({len(extra)} in all); is this another kind of drafter?"
         )
-    for name in (name for name, tensor in given.items() if tensor.shape != wanted[name]):
-        shapes = f"has shape {tuple(given[name].shape)}, the config asks for {tuple(wanted[name])}"
-        raise CheckpointError(f"{folder}: tensor '{name}' {shapes}.")
+    for name, tensor in given.items():
+        if tensor.shape != wanted[name]:
+            shapes = f"has shape {tuple(tensor.shape)}, the config asks for {tuple(wanted[name])}"
+            raise CheckpointError(f"{folder}: tensor '{name}' {shapes}.")
     module.load_state_dict(given)
 
 
@@ -90,12 +93,27 @@ def locate(name: str | Path) -> Path:
     return folder
 
 
-def check_size(arm: str, folder: str | Path, size: int, target: Target) -> None:
-    """CheckpointError where a drafter was made for another width of the target."""
-    if size != target.model.config.hidden_size:
-        raise CheckpointError(
-            f"{folder}: this {arm} drafter has hidden size {size}, the target has {target.model.config.hidden_size}."
-        )
+def read_config(kind: type[Config], config: dict, folder: object, refused: dict[str, str]) -> Config:
+    """A drafter's configuration record from the content of a published config.json; the size of a head may be missing
+    there. Raises CheckpointError when another field is, and with the sentence of a ``refused`` field that is set."""
+    for told in (sentence for name, sentence in refused.items() if config.get(name)):
+        raise CheckpointError(f"{folder}: {told}")
+    known = {f.name: config[f.name] for f in fields(kind) if config.get(f.name) is not None}
+    derived = known.get("hidden_size", 0) // max(known.get("num_attention_heads", 1), 1)
+    try:
+        return kind(**known | {"head_dim": known.get("head_dim") or derived})
+    except TypeError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def loaded(arm: str, build: Callable[[DrafterFiles], Any], name: str | Path, target: Target) -> Any:
+    """What ``build`` makes of a drafter's files (see `locate`), on the target's device and in its dtype.
+    Raises CheckpointError where the drafter was made for another width of the target."""
+    made = build(read_folder(locate(name)))
+    size, width = made.config.hidden_size, target.model.config.hidden_size
+    if size != width:
+        raise CheckpointError(f"{name}: this {arm} drafter has hidden size {size}, the target has {width}.")
+    return made.to(target.model.device, target.model.dtype)
 
 
 def described(name: str | Path, kind: str, tag: str | None) -> dict:

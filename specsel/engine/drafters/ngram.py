@@ -7,7 +7,8 @@ token. No match = no draft.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -38,9 +39,8 @@ class SuffixIndex:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self._previous: list[
-            int
-        ] = []  # for the current suffix of n + 1 tokens: where the latest earlier occurrence ends, or -1
+        self._previous: list[int] = []
+        """For the current suffix of n + 1 tokens: where the latest earlier occurrence ends, or -1."""
 
     def extend(self, tokens: list[int]) -> None:
         """Appends tokens."""
@@ -52,6 +52,12 @@ class SuffixIndex:
                 key = tuple(self.tokens[end - n : end])
                 self._previous.append(self._ends.get(key, -1))
                 self._ends[key] = end
+
+    def anchors(self, tokens: list[int], n_prompt: int) -> Iterator[None]:
+        """Appends a prompt and then token by token its output; stops at every output token that has a successor."""
+        self.extend(tokens[:n_prompt])
+        for token in tokens[n_prompt:-1]:
+            yield self.extend([token])
 
     def match_length(self, longest: int = CONTEXT_CAP) -> int:
         """Length of the longest suffix, at most ``longest`` tokens, that occurred earlier; 0 when its last token is
@@ -101,37 +107,22 @@ class Ngram(Drafter):
         ``len(tokens) - 2``.
         """
         self.reset()
-        self.extend(tokens[:n_prompt])
-        found = []
-        for token in tokens[n_prompt:-1]:
-            self.extend([token])
-            found.append(self.lookup(draft_len))
-        return _rows(found, draft_len)
+        return _rows([self.lookup(draft_len) for _ in self.index.anchors(tokens, n_prompt)], draft_len)
 
 
 def _rows(found: list[tuple[list[int], int]], draft_len: int) -> Drafts:
     tokens = np.full((len(found), draft_len), NO_TOKEN)
     for row, (draft, _) in enumerate(found):
         tokens[row, : len(draft)] = draft
-    missing = np.full((len(found), draft_len), np.nan)
-    return Drafts(
-        tokens,
-        np.array([len(draft) for draft, _ in found], dtype=int),
-        missing,
-        missing.copy(),
-        match_length=np.array([n for _, n in found], dtype=int),
-    )
+    drafted = np.array([len(draft) for draft, _ in found], dtype=int)
+    missing = np.full(tokens.shape, np.nan)
+    return Drafts(tokens, drafted, missing, missing, match_length=np.array([n for _, n in found], dtype=int))
 
 
 def suffix_match_lengths(tokens: list[int], n_prompt: int) -> np.ndarray:
     """``context.match_length`` of every anchor of an output, shape (T - 1,)."""
     index = SuffixIndex()
-    index.extend(tokens[:n_prompt])
-    lengths = []
-    for token in tokens[n_prompt:-1]:
-        index.extend([token])
-        lengths.append(index.match_length())
-    return np.array(lengths, dtype=int)
+    return np.array([index.match_length() for _ in index.anchors(tokens, n_prompt)], dtype=int)
 
 
 SETTING = NgramConfig()
@@ -144,4 +135,4 @@ def load(target: Target, config: NgramConfig, made: dict[str, Drafter]) -> Ngram
 
 def describe(config: NgramConfig, tag: str | None) -> dict:
     """See `Drafter`."""
-    return {"kind": "longest suffix, most recent occurrence", "n_min": config.n_min, "n_max": config.n_max}
+    return {"kind": "longest suffix, most recent occurrence"} | asdict(config)

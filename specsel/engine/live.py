@@ -1,10 +1,13 @@
-"""The proof obligation: the live engine's blocks against exact replay of the position log, request by request."""
+"""The requests of a run decoded again by the live engine: every block against exact replay of the position log, and
+policies against the clock, plain decoding among them."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +15,15 @@ import torch
 from tqdm import tqdm
 
 from specsel import logs
-from specsel.engine.decode import Decoder, Trace, always, plain
+from specsel.engine.decode import Decide, Decoder, Trace, always, plain, redrafting
 from specsel.engine.generate import choice_rule
 from specsel.engine.prompts import encode, load_prompts
 from specsel.engine.provenance import cpu_name
 from specsel.engine.target import Features, Target
 from specsel.logs import PositionLog, SpecselError
+from specsel.selection.selector import Selector
 
-FILE = "engine_check.json"
+CHECK_FILE, RACE_FILE = "engine_check.json", "race.json"
 NAMES = ("id", "kind", "step", "checkpoint")  # of a drafter's entry in the manifest: what it is called
 
 
@@ -66,11 +70,8 @@ def first_difference(log: PositionLog, request: int, arm: int, trace: Trace) -> 
     accepted, emitted = log.accepted[rows, arm], log.emitted[rows, arm]
     p = 0
     for block in trace.blocks:
-        if p >= len(accepted) or (block.position, block.accepted[log.arms[arm]], block.emitted) != (
-            p,
-            accepted[p],
-            emitted[p],
-        ):
+        logged = (p, accepted[p], emitted[p]) if p < len(accepted) else None
+        if (block.position, block.accepted[log.arms[arm]], block.emitted) != logged:
             return min(p, block.position)
         p += block.emitted
     return None if p == len(accepted) else p
@@ -129,40 +130,98 @@ def check_engine(
     Results for another log (other hash) are dropped.
     """
     log, target = logs.read_log(run), features.target
-    path = run / FILE
+    path = run / CHECK_FILE
     result = {"schema": 1, "arms": {}}
     if path.is_file():
         with logs.readable(path, "remove it"):
             saved = json.loads(path.read_text(encoding="utf-8"))
             result = saved | {"arms": dict(saved["arms"])} if saved["log_sha256"] == log.sha256 else result
-    result |= {
-        "log_sha256": log.sha256,
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-        "cpu": cpu_name(),
-        "threads": torch.get_num_threads(),
-    }
+    result |= {"log_sha256": log.sha256, "dtype": target.dtype, "cpu": cpu_name(), "threads": torch.get_num_threads()}
     chosen, limit = dict(logged_requests(log, target, per_workload, prompts)), log.manifest["max_new_tokens"]
     alone = decoder_of(log, features, {})
     truth = functools.cache(lambda r: alone.run(chosen[r], plain, max_new=limit, index=r))
     for name in arms or log.arms:
         decoder = decoder_of(log, features, _needed(pool, name))
-        counts = dict.fromkeys(("requests", "equal", "same_output", "blocks", "tokens"), 0)
-        counts |= {"differences": [], "output_differences": []}
-        for r, ids in tqdm(chosen.items(), desc=name, unit="request", disable=None):
-            trace = decoder.run(ids, always(name), max_new=limit, index=r)
-            where, left = first_difference(log, r, log.arms.index(name), trace), parting(trace, truth(r))
-            counts["requests"] += 1
-            counts["equal"] += where is None
-            counts["same_output"] += left is None
-            counts["blocks"] += len(trace.blocks)
-            counts["tokens"] += len(trace.output)
-            told = {"workload": log.workloads[log.workload[r]], "request": log.requests[r]}
-            if where is not None:
-                counts["differences"].append(
-                    told | {"position": where, "margin": margin_at(trace, where, log.draft_len)}
-                )
-            if left is not None:
-                counts["output_differences"].append(told | dict(zip(("position", "margin"), left, strict=True)))
-        result["arms"][name] = counts
+        requests = tqdm(chosen.items(), desc=name, unit="request", disable=None)
+        traces = {r: decoder.run(ids, always(name), max_new=limit, index=r) for r, ids in requests}
+        result["arms"][name] = _compared(log, name, traces, truth)
         logs.write_bytes_atomically(path, json.dumps(result, indent=1).encode() + b"\n")
     return result
+
+
+def _compared(log: PositionLog, arm: str, traces: dict[int, Trace], truth: Callable[[int], Trace]) -> dict:
+    """What ``check_engine`` says of an arm: its answers by request against the log, and against plain decoding."""
+    differences, partings = [], []
+    for r, trace in traces.items():
+        told = {"workload": log.workloads[log.workload[r]], "request": log.requests[r]}
+        where, left = first_difference(log, r, log.arms.index(arm), trace), parting(trace, truth(r))
+        if where is not None:
+            differences.append(told | {"position": where, "margin": margin_at(trace, where, log.draft_len)})
+        if left is not None:
+            partings.append(told | dict(zip(("position", "margin"), left, strict=True)))
+    n, found = len(traces), traces.values()
+    counts = {"requests": n, "equal": n - len(differences), "same_output": n - len(partings)}
+    counts |= {"blocks": sum(len(t.blocks) for t in found), "tokens": sum(len(t.output) for t in found)}
+    return counts | {"differences": differences, "output_differences": partings}
+
+
+class RaceError(SpecselError):
+    """A policy that the live engine cannot run."""
+
+
+def decide_by_name(name: str, arms: tuple[str, ...], draft_len: int) -> Decide:
+    """``plain``, ``fixed:ARM``, ``union`` (draft with every arm, verify all in one pass, keep the longest), or
+    ``selector:FILE`` (a redraft selector; one that was fitted for another pool is refused)."""
+    known = {"plain": plain, "union": lambda position, state: (list(arms), None)}
+    known |= {f"fixed:{arm}": always(arm) for arm in arms}
+    if name.startswith("selector:"):
+        path = name.removeprefix("selector:")
+        return redrafting(Selector.load(path, arms=arms, draft_len=draft_len, features=logs.STATS), arms)
+    if name not in known:
+        raise RaceError(
+            f"policy '{name}' cannot run in the live engine; "
+            f"use plain, union, selector:FILE, or fixed:ARM with ARM one of {', '.join(arms)}."
+        )
+    return known[name]
+
+
+def race(
+    features: Features,
+    pool: dict,
+    run: Path,
+    *,
+    policies: tuple[str, ...] = (),
+    per_workload: int = 4,
+    prompts: Path | None = None,
+    max_new: int | None = None,
+    selector: Path | None = None,
+) -> Path:
+    """Decodes the first ``per_workload`` requests of each workload with every policy in turn and writes ``race.json``
+    into the run folder, under the choice rule of the run (greedy, or its noise streams); ``selector`` names a file of a
+    redraft selector that races as well.
+
+    Policies take turns request by request, so that a slow moment of the machine falls on all; one request per policy is
+    a warm-up and not recorded. A record holds policy, workload, request, seconds (prefill included), tokens, blocks,
+    and whether the output equals that of plain decoding.
+    """
+    log, arms, target = logs.read_log(run), tuple(pool), features.target
+    names = policies or ("plain", *(f"fixed:{arm}" for arm in arms), "union")
+    names = (*names, *([f"selector:{selector}"] if selector else []))
+    decides = {"plain": plain} | {name: decide_by_name(name, arms, log.draft_len) for name in names}
+    decoder, chosen, records = decoder_of(log, features, pool), logged_requests(log, target, per_workload, prompts), []
+    for turn, (r, ids) in enumerate(tqdm([chosen[0], *chosen], unit="request", disable=None)):
+        truth = None
+        for name, decide in decides.items():
+            start = time.perf_counter()
+            trace = decoder.run(ids, decide, max_new=max_new or log.manifest["max_new_tokens"], index=r)
+            seconds = time.perf_counter() - start
+            truth = trace.output if truth is None else truth
+            if turn:
+                policy = f"selector:{Path(name).name}" if name.startswith("selector:") else name
+                told = {"policy": policy, "workload": log.workloads[log.workload[r]], "request": log.requests[r]}
+                told |= {"seconds": seconds, "tokens": len(trace.output), "blocks": len(trace.blocks)}
+                records.append(told | {"same_output": trace.output == truth})
+    result = {"schema": 1, "log_sha256": log.sha256, "dtype": target.dtype}
+    result |= {"hardware": {"cpu": cpu_name(), "threads": torch.get_num_threads()}, "records": records}
+    logs.write_bytes_atomically(run / RACE_FILE, json.dumps(result, indent=1).encode() + b"\n")
+    return run / RACE_FILE
