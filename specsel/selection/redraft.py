@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import LeaveOneGroupOut
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 from specsel.logs import STATS, PositionLog, SpecselError
 from specsel.selection.blocks import known
@@ -92,6 +93,7 @@ def leave_one_workload_out(
     return Decided(probability, redraft, chosen, reason, models, tuple(features), blocks.attrs["dominant"])
 
 
+@threadpool_limits.wrap(limits=1)  # small fits: with a thread per core most of the time is waiting
 def train(
     blocks: pd.DataFrame,
     *,

@@ -94,7 +94,7 @@ def roam(
     return rows[order], ran[order], x[order]
 
 
-@threadpool_limits.wrap(limits=1, user_api="openmp")  # small fits: with a thread per core most of the time is waiting
+@threadpool_limits.wrap(limits=1)  # small fits: with a thread per core most of the time is waiting
 def fit_router(log: PositionLog, *, kind: str, rng: np.random.Generator) -> Router:
     """Fit on a log of the training workloads: on blocks of uniformly random arms, then also on the router's own.
 
@@ -185,7 +185,7 @@ def selector_plan(log: PositionLog, path: str | Path) -> Plan:
     return Plan(f"selector:{Path(path).name}", first.arms | selector.redraft(log.stats)[:, None])
 
 
-@threadpool_limits.wrap(limits=1, user_api="openmp")
+@threadpool_limits.wrap(limits=1)
 def routing(
     log: PositionLog,
     name: str,
