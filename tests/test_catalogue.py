@@ -234,6 +234,14 @@ def test_a_hand_made_file_of_the_same_form(tmp_path):
     assert blocks == {"fixed:ngram": 3, "fixed:eagle": 2, "oracle_dp": 2, "match_gate_1": 3, "ucb1": 3, "ftl": 2}
 
 
+def test_a_gate_falls_back_to_the_arm_that_is_best_under_it():
+    """b needs the fewest blocks alone, but where the text does not repeat itself c is better than b."""
+    counts, match = [[5, 4, 1]] * 20 + [[1, 2, 3]] * 20, [6] * 20 + [0] * 20
+    log = replace(log_of([counts], draft_len=4, match=[match]), arms=("ngram", "b", "c"))
+    assert min(range(3), key=lambda k: fixed(log, k).blocks.sum()) == 1
+    assert policy_by_name("match_gate", log).below == 2
+
+
 MODEL = Model(requests_per_workload=4, output_len=(20, 40), passage=((0.0, 0.0, 0.0, 0.0), (0.5, -0.5, 2.5, 0.3)))
 
 

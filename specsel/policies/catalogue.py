@@ -116,7 +116,7 @@ def _drafts(rule: str, log: PositionLog) -> np.ndarray:
     elif kind == "gate":
         least, _, other = rest.partition(":")
         found = _drafts(other, log)
-        found[_matched(log, least)] = np.arange(log.n_arms) == _pair(log)[0]
+        found[_matched(log, least)] = np.arange(log.n_arms) == _lookup(log)
     elif kind == "union":
         found = np.any([_drafts(part, log) for part in rest.split("+")], axis=0)
     elif kind == "priority":
@@ -152,16 +152,15 @@ def model_arm_first(log: PositionLog) -> int:
     return 1 if lookup_arm(log) == 0 and log.n_arms > 1 else 0
 
 
-def _pair(log: PositionLog) -> tuple[int, int]:
-    """The lookup arm, and the best fixed arm among the others."""
+def _lookup(log: PositionLog) -> int:
+    """The lookup arm of a log that has one and another arm beside it."""
     lookup = lookup_arm(log)
     if lookup is None or log.n_arms < 2:
         raise SpecselError(
             f"{log.run}: no arm looks text up (arms: {', '.join(log.arms)}), so a gate has nothing to "
             "choose; take another policy"
         )
-    others = [k for k in range(log.n_arms) if k != lookup]
-    return lookup, min(others, key=lambda k: fixed(log, k).blocks.sum())
+    return lookup
 
 
 def _block_features(log: PositionLog) -> tuple[str, ...]:
@@ -201,8 +200,12 @@ def _request_router(log: PositionLog) -> Policy:
 
 
 def _match_gate(log: PositionLog, threshold: int) -> Policy:
-    feature_column(log, "match_length")
-    return ctx.Gate("match_length", threshold, *_pair(log))
+    """The lookup arm from a match of this length on, else the arm with which that needs the fewest blocks."""
+    reached, lookup = feature_column(log, "match_length") >= threshold, _lookup(log)
+    others = [k for k in range(log.n_arms) if k != lookup]
+    plans = [Plan.one("", log, np.where(reached, lookup, k)) for k in others]
+    best = int(np.argmin([follow(log, plan).blocks.sum() for plan in plans]))
+    return ctx.Gate("match_length", threshold, lookup, others[best])
 
 
 def _entropy_gate(log: PositionLog) -> Policy:
