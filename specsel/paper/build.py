@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from specsel.logs import LogError, beside, project_folder, read_log, require_complete
 from specsel.paper.chapter import checked
@@ -169,31 +170,23 @@ def run_notebooks(
     for folder in (work / "run", work / "values"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    jobs = [
-        (
-            path,
-            {k: v for k, v in given.items() if k in notebook_parameters(path)},
-            f"[{i}/{len(notebooks)}] {path.stem}",
-        )
-        for i, path in enumerate(notebooks, start=1)
-    ]
 
-    def job(path: Path, parameters: dict[str, Any], name: str) -> None:
-        started = time.monotonic()
+    def job(number: int, path: Path) -> None:
+        name, started = f"[{number}/{len(notebooks)}] {path.stem}", time.monotonic()
         say(f"{name} ...")
-        run_notebook(path, work / "run" / path.name, parameters, root)
+        known = notebook_parameters(path)
+        run_notebook(path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, root)
         say(f"{name}: {time.monotonic() - started:.1f} s")
 
     with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
-        for running in [pool.submit(job, *arguments) for arguments in jobs]:
-            try:
-                running.result()
-            except BaseException as error:
-                pool.shutdown(wait=False, cancel_futures=True)
-                stop_kernels()
-                if isinstance(error, KeyboardInterrupt):
-                    say("stopped; the pages are as they were")
-                raise
+        try:
+            list(pool.map(job, range(1, len(notebooks) + 1), notebooks))  # raises what a job raised
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_kernels()
+            if isinstance(error, KeyboardInterrupt):
+                say("stopped; the pages are as they were")
+            raise
 
 
 def stop_kernels() -> None:
@@ -244,13 +237,8 @@ def kernel_environment(work: Path) -> Iterator[None]:
         "PYTHONUTF8": "1",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with patch.dict(os.environ, wanted):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 # ---- pages
