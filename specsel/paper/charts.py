@@ -49,7 +49,7 @@ def archive(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 
     return {
         MIME: spec,
-        "image/svg+xml": vl_convert.vegalite_to_svg(json.dumps(_fixed_width(spec))),
+        "image/svg+xml": vl_convert.vegalite_to_svg(json.dumps(fixed_width(spec))),
         "text/plain": f"Chart: {spec.get('description', '')}",
     }
 
@@ -57,10 +57,11 @@ def archive(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 def live(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
     """MIME bundle of a chart as a widget that needs no network; JupyterLab gives a widget no width of its own."""
     alt.JupyterChart.enable_offline()
-    return alt.JupyterChart(alt.Chart.from_dict(_fixed_width(spec)))._repr_mimebundle_()
+    return alt.JupyterChart(alt.Chart.from_dict(fixed_width(spec)))._repr_mimebundle_()
 
 
-def _fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
+def fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
+    """The specification with a width of its own instead of that of its container."""
     return {**spec, "width": SVG_WIDTH} if spec.get("width") == "container" else spec
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import html
-import importlib.util
 import json
 import re
-import shutil
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.fileutil import copy_asset
 
-from specsel.paper.charts import MIME
+from specsel.paper.charts import MIME, fixed_width
 from specsel.paper.claims import cite, read_claims
 from specsel.paper.show import grid, mark
 
 VEGA_LITE = "6.4"
-ASSETS = Path(__file__).parent / "assets"
-STATIC_WIDTH = 640  # px, of a chart without scripts whose width is that of its container
 DATA_CLAIM = re.compile(r'data-claim="([^"]*)"')
 SHOWN_ROWS = 40  # of a chart's data, in the table below it
 log = logging.getLogger(__name__)
@@ -93,15 +91,12 @@ def write_ledger(app: Sphinx, error: Exception | None) -> None:
     """claims.json beside the pages: every claim of the book with its origin and the pages that cite it."""
     if error or app.builder.format != "html":
         return
-    where: dict[str, list[str]] = {}
-    for page, keys in sorted(app.config.specsel_cited.items()):
-        for key in keys:
-            where.setdefault(key, []).append(page)
-    entries = {
-        f"{notebook}.{name}": found.to_dict() | {"cited_in": where.get(f"{notebook}.{name}", [])}
-        for notebook, claims in app.config.specsel_claims.items()
-        for name, found in claims.items()
-    }
+    entries = {}
+    for notebook, claims in app.config.specsel_claims.items():
+        for name, found in claims.items():
+            key = f"{notebook}.{name}"
+            pages = sorted(page for page, shown in app.config.specsel_cited.items() if key in shown)
+            entries[key] = found.to_dict() | {"cited_in": pages}
     text = json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     (Path(app.outdir) / "claims.json").write_text(text + "\n", encoding="utf-8")
 
@@ -109,8 +104,8 @@ def write_ledger(app: Sphinx, error: Exception | None) -> None:
 # ---- charts
 
 
-class chart(nodes.General, nodes.Element):
-    """A Vega-Lite chart; attribute `spec` holds the specification as JSON text."""
+class chart(nodes.raw):
+    """A Vega-Lite chart, which pages that are not HTML leave out; `spec` holds the specification as JSON text."""
 
 
 class VegaMime:
@@ -125,7 +120,8 @@ class VegaMime:
         """A chart node for our MIME type, None for everything else."""
         if inline or data.mime_type != MIME:
             return None
-        return [chart(spec=json.dumps(data.content, sort_keys=True, ensure_ascii=False, allow_nan=False))]
+        spec = json.dumps(data.content, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return [chart(format="html", spec=spec)]
 
 
 def visit_chart(self: Any, node: chart) -> None:
@@ -137,7 +133,8 @@ def visit_chart(self: Any, node: chart) -> None:
     name = f"chart-{hashlib.sha256(node['spec'].encode()).hexdigest()[:16]}.svg"
     folder = Path(self.builder.outdir) / self.builder.imagedir
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(static_svg(spec), encoding="utf-8")
+    picture = vl_convert.vegalite_to_svg(fixed_width(spec) | {"background": "white"}, vl_version=VEGA_LITE)
+    (folder / name).write_text(picture, encoding="utf-8")
     inside_script = node["spec"].replace("</", "<\\/")
     self.body += [
         f'<figure class="vl-chart" aria-label="{description}"><div class="vl-view">',
@@ -147,12 +144,6 @@ def visit_chart(self: Any, node: chart) -> None:
         "</figure>\n",
     ]
     raise nodes.SkipNode
-
-
-def static_svg(spec: dict[str, Any]) -> str:
-    """The chart as a still picture of fixed width, on white."""
-    fixed = json.loads(json.dumps(spec).replace('"width": "container"', f'"width": {STATIC_WIDTH}'))
-    return vl_convert.vegalite_to_svg(fixed | {"background": "white"}, vl_version=VEGA_LITE)
 
 
 def data_tables(spec: dict[str, Any]) -> Iterator[str]:
@@ -168,11 +159,6 @@ def data_tables(spec: dict[str, Any]) -> Iterator[str]:
         yield f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>{table}</details>'
 
 
-def skip_node(self: Any, node: nodes.Element) -> None:
-    """Leave a chart out of pages that are not HTML."""
-    raise nodes.SkipNode
-
-
 # ---- assets
 
 
@@ -181,23 +167,17 @@ def write_static(app: Sphinx) -> None:
     if app.builder.format != "html":
         return
     folder = Path(app.outdir) / "_static"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vega-bundle.js").write_text(
-        "(()=>{" + vl_convert.javascript_bundle(vl_version=VEGA_LITE) + "})();", encoding="utf-8"
-    )
-    package = importlib.util.find_spec("sphinx-mathjax-offline")
-    shutil.copyfile(Path(package.origin).parent / "static/mathjax/tex-svg.js", folder / "tex-svg.js")
-    for path in sorted(ASSETS.iterdir()):
-        shutil.copyfile(path, folder / path.name)
+    copy_asset(str(Path(__file__).parent / "assets"), str(folder))
+    copy_asset(str(resources.files("sphinx-mathjax-offline") / "static/mathjax/tex-svg.js"), str(folder))
+    vega = vl_convert.javascript_bundle(vl_version=VEGA_LITE)
+    (folder / "vega-bundle.js").write_text(f"(()=>{{{vega}}})();", encoding="utf-8")
 
 
 def page_assets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     """Drop scripts that need a network (thebe); add the chart scripts to pages with charts."""
     files = context.get("script_files", [])
-    files[:] = [
-        f for f in files if "thebe" not in (str(getattr(f, "filename", f)) + str(getattr(f, "attributes", ""))).lower()
-    ]
-    if doctree is not None and next(doctree.findall(chart), None) is not None:
+    files[:] = [f for f in files if "thebe" not in f"{getattr(f, 'filename', f)}{getattr(f, 'attributes', '')}".lower()]
+    if doctree is not None and any(doctree.findall(chart)):
         app.add_js_file("vega-bundle.js", loading_method="defer", priority=900)
         app.add_js_file("charts.js", loading_method="defer", priority=901)
 
@@ -209,9 +189,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("specsel_cited", {}, "")
     app.add_role("claim", ClaimRole())
     app.add_directive("claims", ClaimTable)
-    app.add_node(
-        chart, html=(visit_chart, None), **{name: (skip_node, None) for name in ("latex", "text", "man", "texinfo")}
-    )
+    app.add_node(chart, html=(visit_chart, None))
     app.connect("config-inited", load_claims)
     app.connect("builder-inited", write_static)
     app.connect("doctree-read", note_cited)
