@@ -25,19 +25,10 @@ from typing import Any
 from unittest.mock import patch
 
 from specsel.logs import LogError, beside, project_folder, read_log, require_complete
+from specsel.paper import notebooks
 from specsel.paper.chapter import checked
-from specsel.paper.claims import Claim, render
-from specsel.paper.notebooks import (
-    BookError,
-    BuildFailed,
-    check_outputs,
-    check_parameters,
-    clean_notebook,
-    notebook_parameters,
-    read_notebook,
-    warnings_of,
-    write_notebook,
-)
+from specsel.paper.claims import Claim, read_claims, render
+from specsel.paper.notebooks import BookError, BuildFailed, notebook_parameters
 
 AT_ONCE = min(2, os.cpu_count() or 1)  # notebooks; each has a kernel of one thread
 CELL_SECONDS = 900  # time limit of one cell, generous for two slow cores
@@ -84,14 +75,14 @@ def build_book(
     if output:
         check_target(pages)
     browser = find_browser() if pdf else ""
-    notebooks = list_notebooks(root)
+    chapters = list_notebooks(root)
     given = dict(parameters or {}) | ({} if run is None else {"run": _from_root(Path(run), root)})
-    check_parameters(notebooks, given)
+    notebooks.check_parameters(chapters, given)
     checked(given)
-    check_logs(root, notebooks, given, say)
+    check_logs(root, chapters, given, say)
     with only_build(work):
-        run_notebooks(root, work, notebooks, given, say)
-        stage(root, work, notebooks, say)
+        run_notebooks(root, work, chapters, given, say)
+        stage(root, work, chapters, say)
         say("building pages ...")
         build_pages(work)
         check_pages(root, work / "out/_build/html")
@@ -138,12 +129,12 @@ def _from_root(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path.absolute(), root)).as_posix()
 
 
-def check_logs(root: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr) -> None:
+def check_logs(root: Path, chapters: Sequence[Path], given: Mapping[str, Any], say: Say) -> None:
     """BookError that names the file when a log that a notebook reads is damaged, missing, or not complete: its run, and
     the runs beside it that its parameters name by their ending.
     """
     readers: dict[str, str] = {}
-    for path in notebooks:
+    for path in chapters:
         values = {name: given.get(name, value) for name, value in notebook_parameters(path).items()}
         endings = [value for value in values.values() if str(value).startswith("_")]
         if run := values.get("run"):
@@ -163,16 +154,14 @@ def check_logs(root: Path, notebooks: Sequence[Path], given: Mapping[str, Any], 
 # ---- execution
 
 
-def run_notebooks(
-    root: Path, work: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr
-) -> None:
+def run_notebooks(root: Path, work: Path, chapters: Sequence[Path], given: Mapping[str, Any], say: Say) -> None:
     """Execute a copy of each notebook into work/run, claims into work/values, with a progress line each."""
     for folder in (work / "run", work / "values"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
 
     def job(number: int, path: Path) -> None:
-        name, started = f"[{number}/{len(notebooks)}] {path.stem}", time.monotonic()
+        name, started = f"[{number}/{len(chapters)}] {path.stem}", time.monotonic()
         say(f"{name} ...")
         known = notebook_parameters(path)
         run_notebook(path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, root)
@@ -180,7 +169,7 @@ def run_notebooks(
 
     with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            list(pool.map(job, range(1, len(notebooks) + 1), notebooks))  # raises what a job raised
+            list(pool.map(job, range(1, len(chapters) + 1), chapters))  # raises what a job raised
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             stop_kernels()
@@ -244,18 +233,19 @@ def kernel_environment(work: Path) -> Iterator[None]:
 # ---- pages
 
 
-def stage(root: Path, work: Path, notebooks: Sequence[Path], say: Say = say_on_stderr) -> None:
+def stage(root: Path, work: Path, chapters: Sequence[Path], say: Say) -> None:
     """The layout of the project again, with executed notebooks: the same bytes for the same results."""
     target = work / "stage"
     for folder in (target, work / "out"):
         shutil.rmtree(folder, ignore_errors=True)
     (target / "notebooks").mkdir(parents=True)
-    for path in notebooks:
-        executed, ledger = read_notebook(work / "run" / path.name), work / "values" / f"{path.stem}.json"
-        check_outputs(path.name, executed, len(json.loads(ledger.read_text("utf-8"))) if ledger.exists() else 0)
-        for warning in warnings_of(executed):
+    claims = read_claims(work / "values")
+    for path in chapters:
+        executed = notebooks.read_notebook(work / "run" / path.name)
+        notebooks.check_outputs(path.name, executed, len(claims.get(path.stem, ())))
+        for warning in notebooks.warnings_of(executed):
             say(f"{path.name}, {warning}")
-        write_notebook(target / "notebooks" / path.name, clean_notebook(executed, path.stem, for_book=True))
+        notebooks.write_clean(executed, target / "notebooks" / path.name, for_book=True)
     shutil.copytree(root / "book", target / "book")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copyfile(root / name, target / name)
@@ -355,7 +345,7 @@ def refresh(root: str | Path | None = None, say: Say = say_on_stderr) -> None:
     root = project_root(root)
     page = build_book(root=root, say=say)
     for path in list_notebooks(root):
-        write_notebook(path, clean_notebook(read_notebook(root / "_build/run" / path.name), path.stem, for_book=False))
+        notebooks.write_clean(notebooks.read_notebook(root / "_build/run" / path.name), path, for_book=False)
     readme = root / "README.md"
     before, _, after = readme_parts(readme.read_text("utf-8"))
     first = (root / FIRST).with_suffix(".md").read_text("utf-8")

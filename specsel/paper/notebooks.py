@@ -131,6 +131,7 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
     return {"cells": cells, "metadata": {"kernelspec": KERNEL}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def write_notebook(path: Path, notebook: Mapping[str, Any]) -> None:
-    """Notebook JSON as editors write it: one space of indentation, UTF-8, one final newline."""
-    path.write_text(json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_clean(notebook: Mapping[str, Any], path: Path, *, for_book: bool) -> None:
+    """A clean copy as editors write it: one space of indentation, UTF-8, one final newline."""
+    clean = clean_notebook(notebook, path.stem, for_book=for_book)
+    path.write_text(json.dumps(clean, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
