@@ -90,11 +90,8 @@ def rows_of(table: pd.DataFrame, needed: Sequence[str]) -> tuple[pd.DataFrame, s
 
 def data(table: pd.DataFrame) -> alt.InlineData:
     """Rows as plain records; a missing value is an absent key, never NaN or null."""
-    rows = table.drop(columns=["key", "estimate"], errors="ignore").to_dict(
-        "records"
-    )  # of figures, what a page can hold
-    plain = [{key: getattr(v, "item", lambda v=v: v)() for key, v in row.items()} for row in rows]
-    return alt.InlineData(values=[{key: v for key, v in row.items() if v is not None and v == v} for row in plain])
+    rows = table.drop(columns=["key", "estimate"], errors="ignore").to_dict("records")  # a page holds no Estimate
+    return alt.InlineData(values=[{key: v for key, v in row.items() if v is not None and v == v} for row in rows])
 
 
 def arm_scale(names: Any, values: Sequence[Any] = COLOURS) -> alt.Scale:

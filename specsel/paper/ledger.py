@@ -107,7 +107,8 @@ class Ledger:
         A claim is shown as value [interval] [LABEL], its origin under the pointer; a brace is written twice. Raises
         ClaimError for a name that is neither a claim nor a word, and for a number among the words.
         """
-        _display(self.sentence(template, **words))
+        plain, marked = (FIELD.sub(lambda m, i=i: self._filled(m, words)[i], template) for i in (0, 1))
+        _display(Shown(plain, markdown=marked))
 
     # ---- what they are made of
 
@@ -128,11 +129,6 @@ class Ledger:
         return self.add(
             make_claim(keys, value, unit=unit, headline=headline and getattr(value, "defined", True), **how)
         )
-
-    def sentence(self, template: str, **words: object) -> Shown:
-        """What `say` shows."""
-        plain, marked = (FIELD.sub(lambda m, i=i: self._filled(m, words)[i], template) for i in (0, 1))
-        return Shown(plain, markdown=marked)
 
     def _filled(self, match: re.Match, words: Mapping[str, object]) -> tuple[str, str]:
         """A field of a template as plain text and as Markdown."""
@@ -190,7 +186,7 @@ def open_ledger(
     where = Path(folder or os.environ.get("SPECSEL_VALUES") or (project_folder() or Path()) / "_build/values")
     where.mkdir(parents=True, exist_ok=True)
     origin = {"notebook": notebook, "run": run, "log_sha256": log_sha256}
-    ledger = Ledger(where / f"{notebook}.json", {k: v for k, v in origin.items() if v}, Label(label), stale=True)
+    ledger = Ledger(where / f"{notebook}.json", origin, Label(label), stale=True)
     ledger.write()
     if shell := _shell():
         shell.events.register("post_run_cell", lambda *_: ledger.write())
