@@ -287,13 +287,8 @@ def headline_command(
                 f"{log.run}: does not say which requests loop (no requests.jsonl.gz); leave --without-loops out"
             )
         log = log.select(~log.looping)
-    claims = headline(
-        log,
-        resampling=Resampling(resamples, level, seed),
-        dominant=dominant,
-        threshold=threshold,
-        costs=load_costs(run),
-    )
+    resampling = Resampling(resamples, level, seed)
+    claims = headline(log, resampling=resampling, dominant=dominant, threshold=threshold, costs=load_costs(run))
     show(to_json(claims), [f"{c.name:36s} {render(c, counts=True)}" for c in claims], as_json)
 
 
@@ -318,15 +313,11 @@ def breakeven_command(
         for r in (*rho, *(more or ()))
     ]
     limit, largest = break_even_rho(gap, capture, rate, alpha), max_alpha(gap, capture, rate)
-    finite = limit if limit is not None and math.isfinite(limit) else None
-    text = [["rho", "best-of-N", "selector"]]
-    text += [[f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows]
-    shown = "never redrafts" if limit is None else "always pays" if finite is None else _number(limit)
-    show(
-        {"rows": rows, "break_even_rho": finite, "max_alpha": largest},
-        [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"],
-        as_json,
-    )
+    told = "never redrafts" if math.isnan(limit) else "always pays" if math.isinf(limit) else _number(limit)
+    finite = {k: v if math.isfinite(v) else None for k, v in {"break_even_rho": limit, "max_alpha": largest}.items()}
+    text = [[f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows]
+    last = f"break-even rho: {told}; largest alpha: {_number(finite['max_alpha'])}"
+    show({"rows": rows, **finite}, [*_table([["rho", "best-of-N", "selector"], *text]), last], as_json)
 
 
 # ---- the book, the machine

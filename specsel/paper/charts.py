@@ -103,11 +103,10 @@ def arm_scale(names: Any, values: Sequence[Any] = COLOURS) -> alt.Scale:
 
 def looks(name: str, order: Any) -> tuple[Any, Any, Any]:
     """Colour, shape and dash of the series in a column; order: a log, or names, each of which keeps its looks."""
-    how = ((alt.Color, COLOURS), (alt.Shape, SHAPES), (alt.StrokeDash, DASHES))
     names = list(getattr(order, "arms", order))
     return tuple(
         channel(f"{name}:N", sort=names, scale=arm_scale(names, values), title=name.replace("_", " "))
-        for channel, values in how
+        for channel, values in ((alt.Color, COLOURS), (alt.Shape, SHAPES), (alt.StrokeDash, DASHES))
     )
 
 

@@ -44,16 +44,14 @@ class Ledger:
 
     def add(self, claim: Claim) -> Claim:
         """Store one claim; the same name with another content is refused."""
-        key = (claim.quantity, *claim.keys)
-        old = self.entries.get(key)
-        if old is not None and old.content() != claim.content():
+        old = self.entries.setdefault((claim.quantity, *claim.keys), claim)
+        if old.content() != claim.content():
             raise ClaimError(
                 f"claim '{claim.name}' was already published as {old} and now comes as {claim}; give the "
                 "second one another name, or run the notebook from its first cell"
             )
-        self.entries[key] = old or claim
         self.stale = True
-        return self.entries[key]
+        return old
 
     def write(self) -> None:
         """Write the file, in the order of publication, unless it is up to date."""
@@ -124,11 +122,10 @@ class Ledger:
         return found
 
     def _claim(self, keys: Keys, value: Any, unit: str, *, headline: bool = False, **how: Any) -> Claim:
-        how = {"label": self.label, "function": _cell(), "origin": self.origin} | how
-        how |= {"origin": None} if how.get("source") else {}
-        return self.add(
-            make_claim(keys, value, unit=unit, headline=headline and getattr(value, "defined", True), **how)
-        )
+        origin = None if how.get("source") else self.origin
+        how = {"label": self.label, "function": _cell(), "origin": origin} | how
+        headline = headline and getattr(value, "defined", True)
+        return self.add(make_claim(keys, value, unit=unit, headline=headline, **how))
 
     def _filled(self, match: re.Match, words: Mapping[str, object]) -> tuple[str, str]:
         """A field of a template as plain text and as Markdown."""
