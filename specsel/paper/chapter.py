@@ -107,10 +107,6 @@ class Chapter:
             raise AttributeError(name)
         return getattr(self.parameters, name)
 
-    def say(self, template: str, **words: object) -> None:
-        """`Ledger.say`."""
-        self.ledger.say(template, **words)
-
 
 def open_chapter(name: str, names: Mapping[str, Any]) -> Chapter:
     """Check the parameters among `names` (the notebook's globals), read the log, start the ledger, set up the charts.
