@@ -114,8 +114,8 @@ def _table(rows: list[list[str]]) -> list[str]:
     return ["  ".join([r[0].ljust(first), *map(str.rjust, r[1:], others)]).rstrip() for r in rows]
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "undefined" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 def _read(run: Path, arms: str | None) -> PositionLog:

@@ -326,8 +326,7 @@ def headline_table(ledger: Mapping[str, Mapping[str, Any]], page: str) -> str:
     """The questions of the first page with their answers, as the README shows them; ledger: the content of claims.json,
     page: the source of the first page."""
     asked = re.findall(r"^\| (.+?) \| \{claim\}`([^`]+)` \|$", page, re.MULTILINE)
-    answers = [{k: v for k, v in ledger[name].items() if k != "cited_in"} for _, name in asked]
-    rows = [f"| {q} | {render(Claim.from_dict(a), counts=True)} |" for (q, _), a in zip(asked, answers, strict=True)]
+    rows = [f"| {question} | {render(Claim.from_dict(ledger[name]), counts=True)} |" for question, name in asked]
     return "\n".join(["| question | value with interval, label, requests |", "|---|---|", *rows])
 
 

@@ -83,9 +83,8 @@ def rows_of(table: pd.DataFrame, needed: Sequence[str]) -> tuple[pd.DataFrame, s
     """The rows that have every needed value, to six decimals, and a sentence about the others ("" without others)."""
     kept = table.dropna(subset=list(needed)).reset_index(drop=True)
     numbers = {n: float for n in needed if all(isinstance(v, (int, float)) for v in kept[n])}
-    kept = kept.astype(numbers)
     missing = len(table) - len(kept)
-    return kept.round(6), f"{missing} of {len(table)} without a value left out" if missing else ""
+    return kept.astype(numbers).round(6), f"{missing} of {len(table)} without a value left out" if missing else ""
 
 
 def data(table: pd.DataFrame) -> alt.InlineData:

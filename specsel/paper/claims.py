@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,8 @@ class Claim:
 
     def to_dict(self) -> dict[str, Any]:
         """Name and all fields as plain JSON types, floats at 12 significant digits."""
-        fields = {k: float(f"{v:.12g}") if isinstance(v, float) else v for k, v in asdict(self).items()}
-        return {"name": self.name} | fields | {"label": str(self.label), "keys": list(self.keys)}
+        plain = {k: float(f"{v:.12g}") if isinstance(v, float) else v for k, v in asdict(self).items()}
+        return {"name": self.name} | plain | {"label": str(self.label), "keys": list(self.keys)}
 
     def content(self) -> dict[str, Any]:
         """`to_dict` without the place in a notebook: what has to agree when a cell runs twice."""
@@ -87,9 +87,9 @@ class Claim:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Claim:
-        """The claim that `to_dict` wrote."""
-        fields = {key: item for key, item in entry.items() if key != "name"}
-        return cls(**{**fields, "label": Label(entry["label"]), "keys": tuple(entry["keys"])})
+        """The claim that `to_dict` wrote; other keys of the entry are left out."""
+        found = {part.name: entry[part.name] for part in fields(cls)}
+        return cls(**{**found, "label": Label(entry["label"]), "keys": tuple(entry["keys"])})
 
     def __str__(self) -> str:
         return render(self)
@@ -120,9 +120,9 @@ def make_claim(
     quantity, *keys = (name,) if isinstance(name, str) else name
     estimate = hasattr(value, "low")
     given = {key: getattr(value, key) for key in OF_AN_ESTIMATE} if estimate else {"value": value, "n": n}
-    fields = {key: _plain(":".join((quantity, *keys)), item) for key, item in given.items()}
-    if estimate and not reason and fields["method"].startswith(("undefined", "degenerate")):
-        reason = fields["method"]
+    made = {key: _plain(":".join((quantity, *keys)), item) for key, item in given.items()}
+    if estimate and not reason and made["method"].startswith(("undefined", "degenerate")):
+        reason = made["method"]
     sources = {**(origin or {}), "function": function, "source": source}
     claim = Claim(
         quantity=quantity,
@@ -132,7 +132,7 @@ def make_claim(
         headline=headline,
         reason=reason,
         origin={key: str(item) for key, item in sources.items() if item},
-        **fields,
+        **made,
     )
     _check(claim)
     return claim

@@ -145,11 +145,10 @@ class Ledger:
 
 
 def _display(shown: Shown) -> None:
-    if _shell() is None:
-        return
-    from IPython.display import display
+    if _shell() is not None:
+        from IPython.display import display
 
-    display(shown)
+        display(shown)
 
 
 def _shell() -> Any:

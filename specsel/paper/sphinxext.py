@@ -69,8 +69,8 @@ class ClaimTable(SphinxDirective):
             if "optional" not in self.options:
                 log.warning("no claim of %s is a %s", notebook, " or ".join(quantities), location=self.get_location())
             return []
-        rows, columns = self.options.get("rows"), self.options.get("columns")
-        table = grid(found, rows, columns, corner=self.options.get("corner", ""), notebook=notebook)
+        how = {name: value for name, value in self.options.items() if name != "optional"}
+        table = grid(found, notebook=notebook, **how)
         return [nodes.raw("", f'<div class="claims-table">{table.html}</div>', format="html")]
 
 
