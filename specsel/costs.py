@@ -77,10 +77,9 @@ def max_alpha(gap: Number, capture: Number, rate: Number, rho: Number = 0.0) -> 
 
 
 def _check_all(gap: Number, capture: Number, rate: Number, **prices: Number) -> None:
-    for name, value, highest in (("gap", gap, math.inf), ("capture", capture, 1.0), ("redraft rate", rate, 1.0)):
-        _check(name, value, highest)
-    for name, value in prices.items():
-        _check(name, value, math.inf)
+    highest = {"capture": 1.0, "redraft rate": 1.0}
+    for name, value in {"gap": gap, "capture": capture, "redraft rate": rate, **prices}.items():
+        _check(name, value, highest.get(name, math.inf))
 
 
 def _check(name: str, value: Any, highest: float) -> None:

@@ -74,31 +74,27 @@ class ClaimTable(SphinxDirective):
         return [nodes.raw("", f'<div class="claims-table">{table.html}</div>', format="html")]
 
 
-def note_cited(app: Sphinx, doctree: nodes.document) -> None:
-    """Claims that a page shows, by a role, by a directive, or in the outputs of its cells."""
-    names = (name for node in doctree.findall(nodes.raw) for name in DATA_CLAIM.findall(node.astext()))
-    app.config.specsel_cited.setdefault(app.env.docname, set()).update(map(html.unescape, names))
-
-
 def load_claims(app: Sphinx, config: Any) -> None:
     """Read the claims files and point MathJax to the local file."""
     config.specsel_claims = read_claims(Path(app.srcdir) / config.specsel_values_dir)
-    config.specsel_cited = {}  # page -> claims that it shows; a book is always built afresh
     config.mathjax_path = "tex-svg.js"
 
 
 def write_ledger(app: Sphinx, error: Exception | None) -> None:
-    """claims.json beside the pages: every claim of the book with its origin and the pages that cite it."""
+    """claims.json beside the pages: every claim of the book with its origin and the pages that show it, by a role, by a
+    directive, or in the outputs of their cells.
+    """
     if error or app.builder.format != "html":
         return
-    entries = {}
+    out, entries = Path(app.outdir), {}
+    pages = {path: {*map(html.unescape, DATA_CLAIM.findall(path.read_text("utf-8")))} for path in out.rglob("*.html")}
     for notebook, claims in app.config.specsel_claims.items():
         for name, found in claims.items():
             key = f"{notebook}.{name}"
-            pages = sorted(page for page, shown in app.config.specsel_cited.items() if key in shown)
-            entries[key] = found.to_dict() | {"cited_in": pages}
+            shown = [path.relative_to(out).with_suffix("").as_posix() for path, keys in pages.items() if key in keys]
+            entries[key] = found.to_dict() | {"cited_in": sorted(shown)}
     text = json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    (Path(app.outdir) / "claims.json").write_text(text + "\n", encoding="utf-8")
+    (out / "claims.json").write_text(text + "\n", encoding="utf-8")
 
 
 # ---- charts
@@ -186,13 +182,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the role, the nodes and the handlers."""
     app.add_config_value("specsel_values_dir", "../values", "env")
     app.add_config_value("specsel_claims", {}, "")
-    app.add_config_value("specsel_cited", {}, "")
     app.add_role("claim", ClaimRole())
     app.add_directive("claims", ClaimTable)
     app.add_node(chart, html=(visit_chart, None))
     app.connect("config-inited", load_claims)
     app.connect("builder-inited", write_static)
-    app.connect("doctree-read", note_cited)
     app.connect("html-page-context", page_assets)
     app.connect("build-finished", write_ledger)
     app.add_css_file("book.css")
