@@ -228,11 +228,9 @@ def replay_command(
     for name, r in by_workload.items():
         counts = [str(r[what]) for what in ("requests", "blocks", "emitted")]
         rows.append([name, *counts, _number(r["block_efficiency"]), *map(str, r["pulls"].values())])
-    show(
-        {"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload},
-        [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)],
-        as_json,
-    )
+    told = {"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload}
+    first = f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}"
+    show(told, [first, *_table(rows)], as_json)
 
 
 @selector_app.command("fit")
@@ -250,10 +248,8 @@ def selector_fit(run: Run, out: Output, dominant: Dominant = None, arms: Arms = 
     made.save(out)
     count, requests = made.trained_on["blocks"], made.trained_on["requests"]
     result = {"selector": str(out), "dominant": made.dominant, "threshold": made.threshold}
-    text = (
-        f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
-        f"trained on {count:,} blocks of {requests:,} requests"
-    )
+    trained = f"trained on {count:,} blocks of {requests:,} requests"
+    text = f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, {trained}"
     show(result | {"features": list(made.features), "blocks": count}, [text], as_json)
 
 

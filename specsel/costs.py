@@ -129,10 +129,8 @@ class Costs:
         rows, context = np.broadcast_arrays(np.asarray(rows, dtype=float), np.asarray(context, dtype=float))
         curves = np.stack([self._curve("t_verify", size, context) for size in sizes])
         at = np.interp(rows, sizes, np.arange(len(sizes)))  # between which sizes, as a fraction
-        below = np.floor(at).astype(int)
-        low, high = (
-            np.take_along_axis(curves, np.minimum(i, len(sizes) - 1)[None], axis=0)[0] for i in (below, below + 1)
-        )
+        below, last = np.floor(at).astype(int), len(sizes) - 1
+        low, high = (np.take_along_axis(curves, np.minimum(i, last)[None], axis=0)[0] for i in (below, below + 1))
         return low + (at - below) * (high - low)
 
     @property

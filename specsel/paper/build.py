@@ -106,7 +106,7 @@ def only_build(work: Path) -> Iterator[None]:
 
 
 def project_root(root: str | Path | None = None) -> Path:
-    """The given folder of a book, or `records.project_folder`; BookError when there is no book."""
+    """The given folder of a book, or `specsel.logs.project_folder`; BookError when there is no book."""
     found = project_folder() if root is None else Path(root).resolve()
     if found is None or not ((found / "_config.yml").is_file() and (found / "notebooks").is_dir()):
         raise BookError(
