@@ -68,17 +68,8 @@ NoLoops = Annotated[bool, _option("leave out requests whose output repeats itsel
 Params = Annotated[list[str] | None, _option("name=value of a notebook parameter", "--param", "-p")]
 ParamFile = Annotated[Path | None, _option("YAML or JSON file of notebook parameters", "--parameters", "-f")]
 Pages = Annotated[Path | None, _option("folder for the pages (default: _build/html)", "--out", "-o")]
-
-
-class FeedbackMode(StrEnum):
-    bandit = "bandit"
-    full = "full"
-    delayed = "delayed"
-
-
-class Reset(StrEnum):
-    request = "request"
-    never = "never"
+FeedbackMode = StrEnum("FeedbackMode", "bandit full delayed")
+Reset = StrEnum("Reset", "request never")
 
 
 def main() -> None:

@@ -292,7 +292,7 @@ def find_browser() -> str:
     """Path of an installed Chromium; BookError where it or the package that drives it is missing."""
     if importlib.util.find_spec("playwright") is None:
         raise BookError("the PDF needs the package playwright, which only .venv-all has; use `make pdf`")
-    found = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         raise BookError(f"the PDF needs Chromium; none of {', '.join(BROWSERS)} is installed")
     return found
