@@ -68,17 +68,8 @@ NoLoops = Annotated[bool, _option("leave out requests whose output repeats itsel
 Params = Annotated[list[str] | None, _option("name=value of a notebook parameter", "--param", "-p")]
 ParamFile = Annotated[Path | None, _option("YAML or JSON file of notebook parameters", "--parameters", "-f")]
 Pages = Annotated[Path | None, _option("folder for the pages (default: _build/html)", "--out", "-o")]
-
-
-class FeedbackMode(StrEnum):
-    bandit = "bandit"
-    full = "full"
-    delayed = "delayed"
-
-
-class Reset(StrEnum):
-    request = "request"
-    never = "never"
+FeedbackMode = StrEnum("FeedbackMode", "bandit full delayed")
+Reset = StrEnum("Reset", "request never")
 
 
 def main() -> None:
@@ -114,8 +105,8 @@ def _table(rows: list[list[str]]) -> list[str]:
     return ["  ".join([r[0].ljust(first), *map(str.rjust, r[1:], others)]).rstrip() for r in rows]
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "undefined" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"
 
 
 def _read(run: Path, arms: str | None) -> PositionLog:
@@ -228,11 +219,9 @@ def replay_command(
     for name, r in by_workload.items():
         counts = [str(r[what]) for what in ("requests", "blocks", "emitted")]
         rows.append([name, *counts, _number(r["block_efficiency"]), *map(str, r["pulls"].values())])
-    show(
-        {"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload},
-        [f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}", *_table(rows)],
-        as_json,
-    )
+    told = {"policy": found.policy, "feedback": found.feedback, "by_workload": by_workload}
+    first = f"{found.policy}, feedback {found.feedback}: block efficiency {found.block_efficiency:.3f}"
+    show(told, [first, *_table(rows)], as_json)
 
 
 @selector_app.command("fit")
@@ -250,10 +239,8 @@ def selector_fit(run: Run, out: Output, dominant: Dominant = None, arms: Arms = 
     made.save(out)
     count, requests = made.trained_on["blocks"], made.trained_on["requests"]
     result = {"selector": str(out), "dominant": made.dominant, "threshold": made.threshold}
-    text = (
-        f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, "
-        f"trained on {count:,} blocks of {requests:,} requests"
-    )
+    trained = f"trained on {count:,} blocks of {requests:,} requests"
+    text = f"{out}: {made.dominant} drafts first, redraft from probability {made.threshold:.2f}, {trained}"
     show(result | {"features": list(made.features), "blocks": count}, [text], as_json)
 
 
@@ -287,13 +274,8 @@ def headline_command(
                 f"{log.run}: does not say which requests loop (no requests.jsonl.gz); leave --without-loops out"
             )
         log = log.select(~log.looping)
-    claims = headline(
-        log,
-        resampling=Resampling(resamples, level, seed),
-        dominant=dominant,
-        threshold=threshold,
-        costs=load_costs(run),
-    )
+    resampling = Resampling(resamples, level, seed)
+    claims = headline(log, resampling=resampling, dominant=dominant, threshold=threshold, costs=load_costs(run))
     show(to_json(claims), [f"{c.name:36s} {render(c, counts=True)}" for c in claims], as_json)
 
 
@@ -318,15 +300,11 @@ def breakeven_command(
         for r in (*rho, *(more or ()))
     ]
     limit, largest = break_even_rho(gap, capture, rate, alpha), max_alpha(gap, capture, rate)
-    finite = limit if limit is not None and math.isfinite(limit) else None
-    text = [["rho", "best-of-N", "selector"]]
-    text += [[f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows]
-    shown = "never redrafts" if limit is None else "always pays" if finite is None else _number(limit)
-    show(
-        {"rows": rows, "break_even_rho": finite, "max_alpha": largest},
-        [*_table(text), f"break-even rho: {shown}; largest alpha: {_number(largest)}"],
-        as_json,
-    )
+    told = "never redrafts" if math.isnan(limit) else "always pays" if math.isinf(limit) else _number(limit)
+    finite = {k: v if math.isfinite(v) else None for k, v in {"break_even_rho": limit, "max_alpha": largest}.items()}
+    text = [[f"{row['rho']:g}", _number(row["best_of_n"]), _number(row["selector"])] for row in rows]
+    last = f"break-even rho: {told}; largest alpha: {_number(finite['max_alpha'])}"
+    show({"rows": rows, **finite}, [*_table([["rho", "best-of-N", "selector"], *text]), last], as_json)
 
 
 # ---- the book, the machine

@@ -77,10 +77,9 @@ def max_alpha(gap: Number, capture: Number, rate: Number, rho: Number = 0.0) -> 
 
 
 def _check_all(gap: Number, capture: Number, rate: Number, **prices: Number) -> None:
-    for name, value, highest in (("gap", gap, math.inf), ("capture", capture, 1.0), ("redraft rate", rate, 1.0)):
-        _check(name, value, highest)
-    for name, value in prices.items():
-        _check(name, value, math.inf)
+    highest = {"capture": 1.0, "redraft rate": 1.0}
+    for name, value in {"gap": gap, "capture": capture, "redraft rate": rate, **prices}.items():
+        _check(name, value, highest.get(name, math.inf))
 
 
 def _check(name: str, value: Any, highest: float) -> None:
@@ -130,10 +129,8 @@ class Costs:
         rows, context = np.broadcast_arrays(np.asarray(rows, dtype=float), np.asarray(context, dtype=float))
         curves = np.stack([self._curve("t_verify", size, context) for size in sizes])
         at = np.interp(rows, sizes, np.arange(len(sizes)))  # between which sizes, as a fraction
-        below = np.floor(at).astype(int)
-        low, high = (
-            np.take_along_axis(curves, np.minimum(i, len(sizes) - 1)[None], axis=0)[0] for i in (below, below + 1)
-        )
+        below, last = np.floor(at).astype(int), len(sizes) - 1
+        low, high = (np.take_along_axis(curves, np.minimum(i, last)[None], axis=0)[0] for i in (below, below + 1))
         return low + (at - below) * (high - low)
 
     @property

@@ -16,27 +16,8 @@ from platformdirs import user_cache_path
 from specsel import __version__
 from specsel.logs import project_folder
 
-PACKAGES = (
-    "numpy",
-    "pandas",
-    "scipy",
-    "scikit-learn",
-    "altair",
-    "vl-convert-python",
-    "papermill",
-    "jupyter-book",
-    "torch",
-    "transformers",
-)
-VARIABLES = (
-    "OMP_NUM_THREADS",
-    "SPECSEL_HOME",
-    "SPECSEL_PROMPTS",
-    "SPECSEL_VALUES",
-    "SPECSEL_CHARTS",
-    "HF_HOME",
-    "CUDA_VISIBLE_DEVICES",
-)
+PACKAGES = "numpy pandas scipy scikit-learn altair vl-convert-python papermill jupyter-book torch transformers"
+VARIABLES = "OMP_NUM_THREADS SPECSEL_HOME SPECSEL_PROMPTS SPECSEL_VALUES SPECSEL_CHARTS HF_HOME CUDA_VISIBLE_DEVICES"
 
 
 def examine() -> dict[str, Any]:
@@ -50,13 +31,13 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "engine": find_spec("torch") is not None and find_spec("transformers") is not None,
-        **{f"package {name}": _version(name) for name in PACKAGES},
+        **{f"package {name}": _version(name) for name in PACKAGES.split()},
         "cache": str(cache),
         "cache_exists": cache.exists(),
         "disk_free_gb": round(shutil.disk_usage(place).free / 1e9, 1),
         "folder": str(Path.cwd()),
         "project": (root := project_folder()) and str(root),
-        **{f"env {name}": os.environ[name] for name in VARIABLES if name in os.environ},
+        **{f"env {name}": os.environ[name] for name in VARIABLES.split() if name in os.environ},
     }
 
 

@@ -144,6 +144,9 @@ def test_breakeven_prints_the_published_table(specsel):
     always = read(specsel("breakeven", "--gap", "3", "--capture", "1", "--rate", "0.5", "--rho", "0.1", "--json"))
     assert always["break_even_rho"] is None
     assert "break-even rho: 0.233" in specsel(*words[:-1], "--rho", "0.02")[1]
+    never = ("breakeven", "--gap", "0.1", "--capture", "0", "--rate", "0", "--rho", "0.1")
+    assert read(specsel(*never, "--json"))["max_alpha"] is None
+    assert "break-even rho: never redrafts; largest alpha: undefined" in specsel(*never)[1]
 
 
 def test_convert_keeps_the_numbers(specsel, tmp_path):

@@ -22,21 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from specsel.logs import LogError, beside, project_folder, read_log, require_complete
+from specsel.paper import notebooks
 from specsel.paper.chapter import checked
-from specsel.paper.claims import Claim, render
-from specsel.paper.notebooks import (
-    BookError,
-    BuildFailed,
-    check_outputs,
-    check_parameters,
-    clean_notebook,
-    notebook_parameters,
-    read_notebook,
-    warnings_of,
-    write_notebook,
-)
+from specsel.paper.claims import Claim, read_claims, render
+from specsel.paper.notebooks import BookError, BuildFailed, notebook_parameters
 
 AT_ONCE = min(2, os.cpu_count() or 1)  # notebooks; each has a kernel of one thread
 CELL_SECONDS = 900  # time limit of one cell, generous for two slow cores
@@ -83,14 +75,14 @@ def build_book(
     if output:
         check_target(pages)
     browser = find_browser() if pdf else ""
-    notebooks = list_notebooks(root)
+    chapters = list_notebooks(root)
     given = dict(parameters or {}) | ({} if run is None else {"run": _from_root(Path(run), root)})
-    check_parameters(notebooks, given)
+    notebooks.check_parameters(chapters, given)
     checked(given)
-    check_logs(root, notebooks, given, say)
+    check_logs(root, chapters, given, say)
     with only_build(work):
-        run_notebooks(root, work, notebooks, given, say)
-        stage(root, work, notebooks, say)
+        run_notebooks(root, work, chapters, given, say)
+        stage(root, work, chapters, say)
         say("building pages ...")
         build_pages(work)
         check_pages(root, work / "out/_build/html")
@@ -114,7 +106,7 @@ def only_build(work: Path) -> Iterator[None]:
 
 
 def project_root(root: str | Path | None = None) -> Path:
-    """The given folder of a book, or `records.project_folder`; BookError when there is no book."""
+    """The given folder of a book, or `specsel.logs.project_folder`; BookError when there is no book."""
     found = project_folder() if root is None else Path(root).resolve()
     if found is None or not ((found / "_config.yml").is_file() and (found / "notebooks").is_dir()):
         raise BookError(
@@ -137,12 +129,12 @@ def _from_root(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path.absolute(), root)).as_posix()
 
 
-def check_logs(root: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr) -> None:
+def check_logs(root: Path, chapters: Sequence[Path], given: Mapping[str, Any], say: Say) -> None:
     """BookError that names the file when a log that a notebook reads is damaged, missing, or not complete: its run, and
     the runs beside it that its parameters name by their ending.
     """
     readers: dict[str, str] = {}
-    for path in notebooks:
+    for path in chapters:
         values = {name: given.get(name, value) for name, value in notebook_parameters(path).items()}
         endings = [value for value in values.values() if str(value).startswith("_")]
         if run := values.get("run"):
@@ -162,38 +154,28 @@ def check_logs(root: Path, notebooks: Sequence[Path], given: Mapping[str, Any], 
 # ---- execution
 
 
-def run_notebooks(
-    root: Path, work: Path, notebooks: Sequence[Path], given: Mapping[str, Any], say: Say = say_on_stderr
-) -> None:
+def run_notebooks(root: Path, work: Path, chapters: Sequence[Path], given: Mapping[str, Any], say: Say) -> None:
     """Execute a copy of each notebook into work/run, claims into work/values, with a progress line each."""
     for folder in (work / "run", work / "values"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    jobs = [
-        (
-            path,
-            {k: v for k, v in given.items() if k in notebook_parameters(path)},
-            f"[{i}/{len(notebooks)}] {path.stem}",
-        )
-        for i, path in enumerate(notebooks, start=1)
-    ]
 
-    def job(path: Path, parameters: dict[str, Any], name: str) -> None:
-        started = time.monotonic()
+    def job(number: int, path: Path) -> None:
+        name, started = f"[{number}/{len(chapters)}] {path.stem}", time.monotonic()
         say(f"{name} ...")
-        run_notebook(path, work / "run" / path.name, parameters, root)
+        known = notebook_parameters(path)
+        run_notebook(path, work / "run" / path.name, {k: v for k, v in given.items() if k in known}, root)
         say(f"{name}: {time.monotonic() - started:.1f} s")
 
     with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
-        for running in [pool.submit(job, *arguments) for arguments in jobs]:
-            try:
-                running.result()
-            except BaseException as error:
-                pool.shutdown(wait=False, cancel_futures=True)
-                stop_kernels()
-                if isinstance(error, KeyboardInterrupt):
-                    say("stopped; the pages are as they were")
-                raise
+        try:
+            list(pool.map(job, range(1, len(chapters) + 1), chapters))  # raises what a job raised
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_kernels()
+            if isinstance(error, KeyboardInterrupt):
+                say("stopped; the pages are as they were")
+            raise
 
 
 def stop_kernels() -> None:
@@ -244,30 +226,26 @@ def kernel_environment(work: Path) -> Iterator[None]:
         "PYTHONUTF8": "1",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with patch.dict(os.environ, wanted):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 # ---- pages
 
 
-def stage(root: Path, work: Path, notebooks: Sequence[Path], say: Say = say_on_stderr) -> None:
+def stage(root: Path, work: Path, chapters: Sequence[Path], say: Say) -> None:
     """The layout of the project again, with executed notebooks: the same bytes for the same results."""
     target = work / "stage"
     for folder in (target, work / "out"):
         shutil.rmtree(folder, ignore_errors=True)
     (target / "notebooks").mkdir(parents=True)
-    for path in notebooks:
-        executed, ledger = read_notebook(work / "run" / path.name), work / "values" / f"{path.stem}.json"
-        check_outputs(path.name, executed, len(json.loads(ledger.read_text("utf-8"))) if ledger.exists() else 0)
-        for warning in warnings_of(executed):
+    claims = read_claims(work / "values")
+    for path in chapters:
+        executed = notebooks.read_notebook(work / "run" / path.name)
+        notebooks.check_outputs(path.name, executed, len(claims.get(path.stem, ())))
+        for warning in notebooks.warnings_of(executed):
             say(f"{path.name}, {warning}")
-        write_notebook(target / "notebooks" / path.name, clean_notebook(executed, path.stem, for_book=True))
+        notebooks.write_clean(executed, target / "notebooks" / path.name, for_book=True)
     shutil.copytree(root / "book", target / "book")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copyfile(root / name, target / name)
@@ -314,7 +292,7 @@ def find_browser() -> str:
     """Path of an installed Chromium; BookError where it or the package that drives it is missing."""
     if importlib.util.find_spec("playwright") is None:
         raise BookError("the PDF needs the package playwright, which only .venv-all has; use `make pdf`")
-    found = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         raise BookError(f"the PDF needs Chromium; none of {', '.join(BROWSERS)} is installed")
     return found
@@ -349,7 +327,7 @@ def headline_table(ledger: Mapping[str, Mapping[str, Any]], page: str) -> str:
     page: the source of the first page."""
 
     def answer(role: re.Match) -> str:
-        return render(Claim.from_dict({k: v for k, v in ledger[role.group(1)].items() if k != "cited_in"}))
+        return render(Claim.from_dict(ledger[role.group(1)]))
 
     return "\n".join(re.sub(r"\{claim\}`([^`]+)`", answer, row) for row in page.splitlines() if row.startswith("|"))
 
@@ -368,7 +346,7 @@ def refresh(root: str | Path | None = None, say: Say = say_on_stderr) -> None:
     root = project_root(root)
     page = build_book(root=root, say=say)
     for path in list_notebooks(root):
-        write_notebook(path, clean_notebook(read_notebook(root / "_build/run" / path.name), path.stem, for_book=False))
+        notebooks.write_clean(notebooks.read_notebook(root / "_build/run" / path.name), path, for_book=False)
     readme = root / "README.md"
     before, _, after = readme_parts(readme.read_text("utf-8"))
     first = (root / FIRST).with_suffix(".md").read_text("utf-8")

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from specsel.costs import Costs, load_costs
-from specsel.logs import CONTEXT, STATS, PositionLog, SpecselError, located, project_folder, read_log
+from specsel.logs import CONTEXT, STATS, PositionLog, SpecselError, located, read_log
 from specsel.paper import charts
 from specsel.paper.ledger import Ledger, open_ledger
 from specsel.paper.notebooks import notebook_parameters
@@ -107,10 +107,6 @@ class Chapter:
             raise AttributeError(name)
         return getattr(self.parameters, name)
 
-    def say(self, template: str, **words: object) -> None:
-        """`Ledger.say`."""
-        self.ledger.say(template, **words)
-
 
 def open_chapter(name: str, names: Mapping[str, Any]) -> Chapter:
     """Check the parameters among `names` (the notebook's globals), read the log, start the ledger, set up the charts.
@@ -148,9 +144,8 @@ _opened: set[str] = set()  # chapters that this kernel has opened: afterwards it
 
 def given(name: str, names: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters among a notebook's names; ParameterError for one that its parameters cell does not declare."""
-    root = project_folder()
-    path = root / "notebooks" / f"{name}.ipynb" if root else None
-    known = notebook_parameters(path) if path and path.is_file() else Parameters.model_fields
+    path = located(f"notebooks/{name}.ipynb")
+    known = notebook_parameters(path) if path.is_file() else Parameters.model_fields
     if name not in _opened:
         foreign = [n for n, value in names.items() if n not in known and _like_a_parameter(n, value)]
         if foreign:

@@ -49,7 +49,7 @@ def archive(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 
     return {
         MIME: spec,
-        "image/svg+xml": vl_convert.vegalite_to_svg(json.dumps(_fixed_width(spec))),
+        "image/svg+xml": vl_convert.vegalite_to_svg(json.dumps(fixed_width(spec))),
         "text/plain": f"Chart: {spec.get('description', '')}",
     }
 
@@ -57,10 +57,11 @@ def archive(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 def live(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
     """MIME bundle of a chart as a widget that needs no network; JupyterLab gives a widget no width of its own."""
     alt.JupyterChart.enable_offline()
-    return alt.JupyterChart(alt.Chart.from_dict(_fixed_width(spec)))._repr_mimebundle_()
+    return alt.JupyterChart(alt.Chart.from_dict(fixed_width(spec)))._repr_mimebundle_()
 
 
-def _fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
+def fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
+    """The specification with a width of its own instead of that of its container."""
     return {**spec, "width": SVG_WIDTH} if spec.get("width") == "container" else spec
 
 
@@ -82,18 +83,14 @@ def rows_of(table: pd.DataFrame, needed: Sequence[str]) -> tuple[pd.DataFrame, s
     """The rows that have every needed value, to six decimals, and a sentence about the others ("" without others)."""
     kept = table.dropna(subset=list(needed)).reset_index(drop=True)
     numbers = {n: float for n in needed if all(isinstance(v, (int, float)) for v in kept[n])}
-    kept = kept.astype(numbers)
     missing = len(table) - len(kept)
-    return kept.round(6), f"{missing} of {len(table)} without a value left out" if missing else ""
+    return kept.astype(numbers).round(6), f"{missing} of {len(table)} without a value left out" if missing else ""
 
 
 def data(table: pd.DataFrame) -> alt.InlineData:
     """Rows as plain records; a missing value is an absent key, never NaN or null."""
-    rows = table.drop(columns=["key", "estimate"], errors="ignore").to_dict(
-        "records"
-    )  # of figures, what a page can hold
-    plain = [{key: getattr(v, "item", lambda v=v: v)() for key, v in row.items()} for row in rows]
-    return alt.InlineData(values=[{key: v for key, v in row.items() if v is not None and v == v} for row in plain])
+    rows = table.drop(columns=["key", "estimate"], errors="ignore").to_dict("records")  # a page holds no Estimate
+    return alt.InlineData(values=[{key: v for key, v in row.items() if v is not None and v == v} for row in rows])
 
 
 def arm_scale(names: Any, values: Sequence[Any] = COLOURS) -> alt.Scale:
@@ -105,11 +102,10 @@ def arm_scale(names: Any, values: Sequence[Any] = COLOURS) -> alt.Scale:
 
 def looks(name: str, order: Any) -> tuple[Any, Any, Any]:
     """Colour, shape and dash of the series in a column; order: a log, or names, each of which keeps its looks."""
-    how = ((alt.Color, COLOURS), (alt.Shape, SHAPES), (alt.StrokeDash, DASHES))
     names = list(getattr(order, "arms", order))
     return tuple(
         channel(f"{name}:N", sort=names, scale=arm_scale(names, values), title=name.replace("_", " "))
-        for channel, values in how
+        for channel, values in ((alt.Color, COLOURS), (alt.Shape, SHAPES), (alt.StrokeDash, DASHES))
     )
 
 

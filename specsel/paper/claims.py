@@ -10,26 +10,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from specsel.logs import SpecselError
 
-OF_AN_ESTIMATE = ("low", "high", "level", "n", "method", "n_resamples", "seed")
+OF_AN_ESTIMATE = ("value", "low", "high", "level", "n", "method", "n_resamples", "seed")
 FRACTIONS = """accepted capture capture_accepted contextual_gain coverage decoding first_token frontier_capture
 frontier_redraft_rate gain gets_further margin oracle_block_headroom oracle_dp_headroom oracle_gap oracle_gap_accepted
 oracle_gap_by_blocks oracle_request_headroom predicted_gain predicted_headroom redraft_rate redraft_replay_gain
-replay_gain router_gain seed_shift survival token_gain token_gain_accepted workload_headroom
-workload_headroom_on_path"""
+seed_shift survival token_gain token_gain_accepted workload_headroom workload_headroom_on_path"""
 RATIOS = """alpha_union best_of_n best_selector break_even_rho coefficient drafts_per_block importance max_alpha quality
-ranks_alone redraft_speed rho skill speed threshold transfer width_ratio neural_passes_per_block"""
+redraft_speed rho skill speed threshold transfer width_ratio"""
 TOKENS = """best_fixed_efficiency block_efficiency difference held_out mean_accepted mean_best mean_dominant
 over_best_fixed reversed_order subset workload_oracle_efficiency"""
-COUNTS = """asked collected_positions corpora draft_len ended_at_once exact live_blocks live_differences live_equal
-live_requests longest_draft median_output near near_ties positions prompts repeating requests runs subset_positions
-subset_requests too_long training_prompts"""
+COUNTS = """asked corpora draft_len ended_at_once exact median_output near near_ties positions prompts repeating
+requests runs too_long training_prompts"""
 UNITS = {  # quantity -> the one unit that it has everywhere: command line, tables, sentences, charts
     **dict.fromkeys(FRACTIONS.split(), "fraction"),
     **dict.fromkeys(RATIOS.split(), "ratio"),
@@ -80,8 +78,8 @@ class Claim:
 
     def to_dict(self) -> dict[str, Any]:
         """Name and all fields as plain JSON types, floats at 12 significant digits."""
-        fields = {key: _round(item) for key, item in asdict(self).items()}
-        return {"name": self.name} | fields | {"label": str(self.label), "keys": list(self.keys)}
+        plain = {k: float(f"{v:.12g}") if isinstance(v, float) else v for k, v in asdict(self).items()}
+        return {"name": self.name} | plain | {"label": str(self.label), "keys": list(self.keys)}
 
     def content(self) -> dict[str, Any]:
         """`to_dict` without the place in a notebook: what has to agree when a cell runs twice."""
@@ -89,9 +87,9 @@ class Claim:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Claim:
-        """The claim that `to_dict` wrote."""
-        fields = {key: item for key, item in entry.items() if key != "name"}
-        return cls(**{**fields, "label": Label(entry["label"]), "keys": tuple(entry["keys"])})
+        """The claim that `to_dict` wrote; other keys of the entry are left out."""
+        found = {part.name: entry[part.name] for part in fields(cls)}
+        return cls(**{**found, "label": Label(entry["label"]), "keys": tuple(entry["keys"])})
 
     def __str__(self) -> str:
         return render(self)
@@ -120,22 +118,21 @@ def make_claim(
     '13.3 % [REPORTED]'
     """
     quantity, *keys = (name,) if isinstance(name, str) else name
-    name = ":".join((quantity, *keys))
-    parts = {key: getattr(value, key) for key in OF_AN_ESTIMATE if hasattr(value, "low")}
-    estimate, value = bool(parts), getattr(value, "value", value) if parts else value
-    parts = {key: _plain(name, item) for key, item in parts.items()}
-    if estimate and not reason and str(parts["method"]).startswith(("undefined", "degenerate")):
-        reason = str(parts["method"])
+    estimate = hasattr(value, "low")
+    given = {key: getattr(value, key) for key in OF_AN_ESTIMATE} if estimate else {"value": value, "n": n}
+    made = {key: _plain(":".join((quantity, *keys)), item) for key, item in given.items()}
+    if estimate and not reason and made["method"].startswith(("undefined", "degenerate")):
+        reason = made["method"]
+    sources = {**(origin or {}), "function": function, "source": source}
     claim = Claim(
         quantity=quantity,
         keys=tuple(keys),
-        value=_plain(name, value),
         unit=unit,
         label=Label(label),
         headline=headline,
         reason=reason,
-        origin=_clean({**(origin or {}), "function": function, "source": source}),
-        **{"n": n, **parts},
+        origin={key: str(item) for key, item in sources.items() if item},
+        **made,
     )
     _check(claim)
     return claim
@@ -261,11 +258,3 @@ def _scale(unit: str, value: float) -> tuple[float, int, str]:
         return 10.0**power, 1 if power else 2, {0: "s", 3: "ms", 6: "µs"}[power]
     digits = 0 if isinstance(value, int) or abs(value) >= 10_000 else 3
     return 1.0, digits, "" if unit in ("", "ratio", "count") else unit
-
-
-def _round(item: Any) -> Any:
-    return float(f"{item:.12g}") if isinstance(item, float) else item
-
-
-def _clean(origin: Mapping[str, str]) -> dict[str, str]:
-    return {key: str(item) for key, item in origin.items() if item}

@@ -46,16 +46,14 @@ class Ledger:
 
     def add(self, claim: Claim) -> Claim:
         """Store one claim; the same name with another content is refused."""
-        key = (claim.quantity, *claim.keys)
-        old = self.entries.get(key)
-        if old is not None and old.content() != claim.content():
+        old = self.entries.setdefault((claim.quantity, *claim.keys), claim)
+        if old.content() != claim.content():
             raise ClaimError(
                 f"claim '{claim.name}' was already published as {old} and now comes as {claim}; give the "
                 "second one another name, or run the notebook from its first cell"
             )
-        self.entries[key] = old or claim
         self.stale = True
-        return self.entries[key]
+        return old
 
     def write(self) -> None:
         """Write the file, in the order of publication, unless it is up to date."""
@@ -113,7 +111,8 @@ class Ledger:
         A claim is shown as value [interval] [LABEL], its origin under the pointer; a brace is written twice. Raises
         ClaimError for a name that is neither a claim nor a word, and for a number among the words.
         """
-        _display(self.sentence(template, **words))
+        plain, marked = (FIELD.sub(lambda m, i=i: self._filled(m, words)[i], template) for i in (0, 1))
+        _display(Shown(plain, markdown=marked))
 
     # ---- what they are made of
 
@@ -129,16 +128,10 @@ class Ledger:
         return found
 
     def _claim(self, keys: Keys, value: Any, unit: str, *, headline: bool = False, **how: Any) -> Claim:
-        how = {"label": self.label, "function": self.cell and f"cell {self.cell}", "origin": self.origin} | how
-        how |= {"origin": None} if how.get("source") else {}
-        return self.add(
-            make_claim(keys, value, unit=unit, headline=headline and getattr(value, "defined", True), **how)
-        )
-
-    def sentence(self, template: str, **words: object) -> Shown:
-        """What `say` shows."""
-        plain, marked = (FIELD.sub(lambda m, i=i: self._filled(m, words)[i], template) for i in (0, 1))
-        return Shown(plain, markdown=marked)
+        origin = None if how.get("source") else self.origin
+        how = {"label": self.label, "function": self.cell and f"cell {self.cell}", "origin": origin} | how
+        headline = headline and getattr(value, "defined", True)
+        return self.add(make_claim(keys, value, unit=unit, headline=headline, **how))
 
     def _filled(self, match: re.Match, words: Mapping[str, object]) -> tuple[str, str]:
         """A field of a template as plain text and as Markdown."""
@@ -158,11 +151,10 @@ class Ledger:
 
 
 def _display(shown: Shown) -> None:
-    if _shell() is None:
-        return
-    from IPython.display import display
+    if _shell() is not None:
+        from IPython.display import display
 
-    display(shown)
+        display(shown)
 
 
 def _shell() -> Any:
@@ -190,7 +182,7 @@ def open_ledger(
     where = Path(folder or os.environ.get("SPECSEL_VALUES") or (project_folder() or Path()) / "_build/values")
     where.mkdir(parents=True, exist_ok=True)
     origin = {"notebook": notebook, "run": run, "log_sha256": log_sha256}
-    ledger = Ledger(where / f"{notebook}.json", {k: v for k, v in origin.items() if v}, Label(label), stale=True)
+    ledger = Ledger(where / f"{notebook}.json", origin, Label(label), stale=True)
     ledger.write()
     if shell := _shell():
         ledger.cell = SET_UP

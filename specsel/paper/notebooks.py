@@ -19,7 +19,7 @@ from specsel.logs import SpecselError, readable
 LOCAL_PATH = re.compile(r"(?:/root/|/home/\w|/Users/\w|/tmp/\w|[A-Z]:\\\\?Users)")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}  # neutral: any machine has it
 BOOK_TAGS = {"injected-parameters": "remove-cell", "parameters": "hide-input"}  # hide what was passed, fold the rest
-SAYS = re.compile(r"\s*(?:ledger|chapter)\.say\(")  # a cell that is prose: its page shows what it says alone
+SAYS = "ledger.say("  # begins a cell that is prose: its page shows what it says alone
 
 
 class BookError(SpecselError):
@@ -111,8 +111,8 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
             continue
         if for_book:
             tags += [BOOK_TAGS[tag] for tag in tags if BOOK_TAGS.get(tag, tag) not in tags]
-            source = "".join(cell["source"])
-            says = cell["cell_type"] == "code" and (SAYS.match(source) or "answer" in tags and "ledger.say(" in source)
+            source = "".join(cell["source"]).lstrip()
+            says = cell["cell_type"] == "code" and (source.startswith(SAYS) or "answer" in tags and SAYS in source)
             tags = [tag for tag in tags if tag != "hide-input"] + ["remove-input"] if says else tags
         folded = cell["metadata"].get("jupyter", {}).get("source_hidden")
         clean = {
@@ -131,6 +131,7 @@ def clean_notebook(notebook: Mapping[str, Any], stem: str, *, for_book: bool) ->
     return {"cells": cells, "metadata": {"kernelspec": KERNEL}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def write_notebook(path: Path, notebook: Mapping[str, Any]) -> None:
-    """Notebook JSON as editors write it: one space of indentation, UTF-8, one final newline."""
-    path.write_text(json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_clean(notebook: Mapping[str, Any], path: Path, *, for_book: bool) -> None:
+    """A clean copy as editors write it: one space of indentation, UTF-8, one final newline."""
+    clean = clean_notebook(notebook, path.stem, for_book=for_book)
+    path.write_text(json.dumps(clean, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

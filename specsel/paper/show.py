@@ -24,9 +24,6 @@ class Shown:
     markdown: str = ""
     html: str = ""
 
-    def __str__(self) -> str:
-        return self.text
-
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rich = {"text/markdown": self.markdown, "text/html": self.html}
         return {"text/plain": self.text} | {kind: item for kind, item in rich.items() if item}

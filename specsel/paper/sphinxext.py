@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import html
-import importlib.util
 import json
 import re
-import shutil
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.fileutil import copy_asset
 
-from specsel.paper.charts import MIME
+from specsel.paper.charts import MIME, fixed_width
 from specsel.paper.claims import cite, read_claims
 from specsel.paper.show import grid, mark
 
 VEGA_LITE = "6.4"
-ASSETS = Path(__file__).parent / "assets"
-STATIC_WIDTH = 640  # px, of a chart without scripts whose width is that of its container
 DATA_CLAIM = re.compile(r'data-claim="([^"]*)"')
 SHOWN_ROWS = 40  # of a chart's data, in the table below it
 log = logging.getLogger(__name__)
@@ -71,46 +69,39 @@ class ClaimTable(SphinxDirective):
             if "optional" not in self.options:
                 log.warning("no claim of %s is a %s", notebook, " or ".join(quantities), location=self.get_location())
             return []
-        rows, columns = self.options.get("rows"), self.options.get("columns")
-        table = grid(found, rows, columns, corner=self.options.get("corner", ""), notebook=notebook)
+        how = {name: value for name, value in self.options.items() if name != "optional"}
+        table = grid(found, notebook=notebook, **how)
         return [nodes.raw("", f'<div class="claims-table">{table.html}</div>', format="html")]
-
-
-def note_cited(app: Sphinx, doctree: nodes.document) -> None:
-    """Claims that a page shows, by a role, by a directive, or in the outputs of its cells."""
-    names = (name for node in doctree.findall(nodes.raw) for name in DATA_CLAIM.findall(node.astext()))
-    app.config.specsel_cited.setdefault(app.env.docname, set()).update(map(html.unescape, names))
 
 
 def load_claims(app: Sphinx, config: Any) -> None:
     """Read the claims files and point MathJax to the local file."""
     config.specsel_claims = read_claims(Path(app.srcdir) / config.specsel_values_dir)
-    config.specsel_cited = {}  # page -> claims that it shows; a book is always built afresh
     config.mathjax_path = "tex-svg.js"
 
 
 def write_ledger(app: Sphinx, error: Exception | None) -> None:
-    """claims.json beside the pages: every claim of the book with its origin and the pages that cite it."""
+    """claims.json beside the pages: every claim of the book with its origin and the pages that show it, by a role, by a
+    directive, or in the outputs of their cells.
+    """
     if error or app.builder.format != "html":
         return
-    where: dict[str, list[str]] = {}
-    for page, keys in sorted(app.config.specsel_cited.items()):
-        for key in keys:
-            where.setdefault(key, []).append(page)
-    entries = {
-        f"{notebook}.{name}": found.to_dict() | {"cited_in": where.get(f"{notebook}.{name}", [])}
-        for notebook, claims in app.config.specsel_claims.items()
-        for name, found in claims.items()
-    }
+    out, entries = Path(app.outdir), {}
+    pages = {path: {*map(html.unescape, DATA_CLAIM.findall(path.read_text("utf-8")))} for path in out.rglob("*.html")}
+    for notebook, claims in app.config.specsel_claims.items():
+        for name, found in claims.items():
+            key = f"{notebook}.{name}"
+            shown = [path.relative_to(out).with_suffix("").as_posix() for path, keys in pages.items() if key in keys]
+            entries[key] = found.to_dict() | {"cited_in": sorted(shown)}
     text = json.dumps(entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    (Path(app.outdir) / "claims.json").write_text(text + "\n", encoding="utf-8")
+    (out / "claims.json").write_text(text + "\n", encoding="utf-8")
 
 
 # ---- charts
 
 
-class chart(nodes.General, nodes.Element):
-    """A Vega-Lite chart; attribute `spec` holds the specification as JSON text."""
+class chart(nodes.raw):
+    """A Vega-Lite chart, which pages that are not HTML leave out; `spec` holds the specification as JSON text."""
 
 
 class VegaMime:
@@ -125,7 +116,8 @@ class VegaMime:
         """A chart node for our MIME type, None for everything else."""
         if inline or data.mime_type != MIME:
             return None
-        return [chart(spec=json.dumps(data.content, sort_keys=True, ensure_ascii=False, allow_nan=False))]
+        spec = json.dumps(data.content, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return [chart(format="html", spec=spec)]
 
 
 def visit_chart(self: Any, node: chart) -> None:
@@ -137,7 +129,8 @@ def visit_chart(self: Any, node: chart) -> None:
     name = f"chart-{hashlib.sha256(node['spec'].encode()).hexdigest()[:16]}.svg"
     folder = Path(self.builder.outdir) / self.builder.imagedir
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(static_svg(spec), encoding="utf-8")
+    picture = vl_convert.vegalite_to_svg(fixed_width(spec) | {"background": "white"}, vl_version=VEGA_LITE)
+    (folder / name).write_text(picture, encoding="utf-8")
     inside_script = node["spec"].replace("</", "<\\/")
     self.body += [
         f'<figure class="vl-chart" aria-label="{description}"><div class="vl-view">',
@@ -147,12 +140,6 @@ def visit_chart(self: Any, node: chart) -> None:
         "</figure>\n",
     ]
     raise nodes.SkipNode
-
-
-def static_svg(spec: dict[str, Any]) -> str:
-    """The chart as a still picture of fixed width, on white."""
-    fixed = json.loads(json.dumps(spec).replace('"width": "container"', f'"width": {STATIC_WIDTH}'))
-    return vl_convert.vegalite_to_svg(fixed | {"background": "white"}, vl_version=VEGA_LITE)
 
 
 def data_tables(spec: dict[str, Any]) -> Iterator[str]:
@@ -168,11 +155,6 @@ def data_tables(spec: dict[str, Any]) -> Iterator[str]:
         yield f'<details class="vl-data"><summary>Values behind this chart{part}{more}</summary>{table}</details>'
 
 
-def skip_node(self: Any, node: nodes.Element) -> None:
-    """Leave a chart out of pages that are not HTML."""
-    raise nodes.SkipNode
-
-
 # ---- assets
 
 
@@ -181,23 +163,17 @@ def write_static(app: Sphinx) -> None:
     if app.builder.format != "html":
         return
     folder = Path(app.outdir) / "_static"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vega-bundle.js").write_text(
-        "(()=>{" + vl_convert.javascript_bundle(vl_version=VEGA_LITE) + "})();", encoding="utf-8"
-    )
-    package = importlib.util.find_spec("sphinx-mathjax-offline")
-    shutil.copyfile(Path(package.origin).parent / "static/mathjax/tex-svg.js", folder / "tex-svg.js")
-    for path in sorted(ASSETS.iterdir()):
-        shutil.copyfile(path, folder / path.name)
+    copy_asset(str(Path(__file__).parent / "assets"), str(folder))
+    copy_asset(str(resources.files("sphinx-mathjax-offline") / "static/mathjax/tex-svg.js"), str(folder))
+    vega = vl_convert.javascript_bundle(vl_version=VEGA_LITE)
+    (folder / "vega-bundle.js").write_text(f"(()=>{{{vega}}})();", encoding="utf-8")
 
 
 def page_assets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     """Drop scripts that need a network (thebe); add the chart scripts to pages with charts."""
     files = context.get("script_files", [])
-    files[:] = [
-        f for f in files if "thebe" not in (str(getattr(f, "filename", f)) + str(getattr(f, "attributes", ""))).lower()
-    ]
-    if doctree is not None and next(doctree.findall(chart), None) is not None:
+    files[:] = [f for f in files if "thebe" not in f"{getattr(f, 'filename', f)}{getattr(f, 'attributes', '')}".lower()]
+    if doctree is not None and any(doctree.findall(chart)):
         app.add_js_file("vega-bundle.js", loading_method="defer", priority=900)
         app.add_js_file("charts.js", loading_method="defer", priority=901)
 
@@ -206,15 +182,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the role, the nodes and the handlers."""
     app.add_config_value("specsel_values_dir", "../values", "env")
     app.add_config_value("specsel_claims", {}, "")
-    app.add_config_value("specsel_cited", {}, "")
     app.add_role("claim", ClaimRole())
     app.add_directive("claims", ClaimTable)
-    app.add_node(
-        chart, html=(visit_chart, None), **{name: (skip_node, None) for name in ("latex", "text", "man", "texinfo")}
-    )
+    app.add_node(chart, html=(visit_chart, None))
     app.connect("config-inited", load_claims)
     app.connect("builder-inited", write_static)
-    app.connect("doctree-read", note_cited)
     app.connect("html-page-context", page_assets)
     app.connect("build-finished", write_ledger)
     app.add_css_file("book.css")
