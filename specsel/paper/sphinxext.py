@@ -170,7 +170,7 @@ def write_static(app: Sphinx) -> None:
 
 
 def page_assets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Drop scripts that need a network (thebe); add the chart scripts to pages with charts; no browser asks for an icon."""
+    """Drop scripts that need a network (thebe), add the chart scripts to pages with charts; no icon is asked for."""
     context["metatags"] = context.get("metatags", "") + '<link rel="icon" href="data:,"/>'
     files = context.get("script_files", [])
     files[:] = [f for f in files if "thebe" not in f"{getattr(f, 'filename', f)}{getattr(f, 'attributes', '')}".lower()]
