@@ -335,6 +335,20 @@ def test_a_new_policy_is_a_class_and_a_row(tmp_path):
     assert done.stdout.decode().split() == ["alternating", "True", "True"], done.stderr.decode()
 
 
+def test_a_rule_may_cap_a_draft(simulated):
+    """ARM@L alone is that arm on the log with drafts of L tokens; in a gate and a union it caps its own draft only."""
+    capped = simulated.cap(2)
+    assert (replay(simulated, policy_by_name("eagle@2", simulated)).blocks == fixed(capped, 1).blocks).all()
+    assert (replay(simulated, policy_by_name("eagle@9", simulated)).blocks == fixed(simulated, 1).blocks).all()
+    gate, union = (policy_by_name(rule, simulated) for rule in ("gate:3:eagle@2", "union:dflash@1+eagle"))
+    ngram = simulated.context["match_length"] >= 3
+    assert (gate.longest[ngram].max(axis=0) == [0, 0, 9, 0]).all() and (gate.longest[~ngram] == [0, 2, 0, 0]).all()
+    assert (union.longest == [1, 9, 0, 0]).all()
+    for name in ("eagle@0", "eagle@10", "eagle@two", "eagle@"):
+        with pytest.raises(SpecselError, match="draft length|no arm|no policy"):
+            policy_by_name(name, simulated)
+
+
 def test_rules_of_a_name_draft_what_they_say(simulated):
     """Priorities, gates and unions against plans that are written out here."""
     match, proposed = simulated.context["match_length"], simulated.proposed
@@ -445,7 +459,7 @@ def test_rules_fitted_on_training_requests_do_not_look_at_the_others(simulated):
         assert policy_by_name(name, test, fit_on=train) == policy_by_name(name, altered, fit_on=train)
 
 
-@pytest.mark.parametrize("kept", itertools.chain.from_iterable(itertools.combinations(CONTEXT, n) for n in range(4)))
+@pytest.mark.parametrize("kept", [kept for n in range(4) for kept in itertools.combinations(CONTEXT, n)])
 @pytest.mark.parametrize("n_arms", [1, 2])
 def test_a_log_with_any_context_and_any_number_of_arms_has_policies(kept, n_arms):
     """Imported logs know some of the context only; a policy that cannot do without the rest is left out."""

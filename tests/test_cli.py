@@ -90,7 +90,7 @@ def test_replay_gives_blocks_per_workload_and_arm(specsel):
     )
     code = read(specsel("replay", GOLDEN, "--policy", "fixed:ngram", "--json"))["by_workload"]["code"]
     assert (
-        set(code) == {"requests", "blocks", "emitted", "block_efficiency", "pulls"}
+        set(code) == {"requests", "blocks", "emitted", "block_efficiency", "pulls", "neural_passes"}
         and code["pulls"]["ngram"] == code["blocks"]
     )
     random = [

@@ -144,19 +144,19 @@ class PositionLog:
         """
         if not 1 <= draft_len <= self.draft_len:
             raise SpecselError(f"{self.run}: a draft length of {draft_len} is not in 1 to {self.draft_len}, as logged")
-        cut, whole = self.proposed > draft_len, ("conf_first", "match_length")
-        capped = self._part(
-            {"draft_len": draft_len},
-            draft_len=draft_len,
-            proposed=np.minimum(self.proposed, np.int16(draft_len)),
-            accepted=np.minimum(self.accepted, np.int16(draft_len)),
-            stats={n: v if n in whole else np.where(cut, np.nan, v) for n, v in self.stats.items()},
-        )
+        capped = self.shortened(np.int16(draft_len))._part({"draft_len": draft_len}, draft_len=draft_len)
         if self.complete and self.path_arm is not None:
             starts = np.zeros(self.n_positions, dtype=bool)
             starts[walk(self.starts, capped.emitted[:, self.arms.index(self.path_arm)])] = True
             capped = replace(capped, on_path=starts)
         return capped
+
+    def shortened(self, longest: np.ndarray) -> PositionLog:
+        """The log with drafts of at most so many tokens, one number for all, or (N, K); `cap` says what stays known."""
+        cut, whole = self.proposed > longest, ("conf_first", "match_length")
+        stats = {n: v if n in whole else np.where(cut, np.nan, v) for n, v in self.stats.items()}
+        counts = {n: np.minimum(getattr(self, n), longest) for n in ("proposed", "accepted")}
+        return replace(self, stats=stats, **counts)
 
     def _part(self, step: dict, **columns) -> PositionLog:
         """The log with other columns; the manifest notes what was taken, so that it stays true of the part."""

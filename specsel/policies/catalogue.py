@@ -49,8 +49,9 @@ def policy_by_name(
     """
     key = name.replace("-", "_")
     key = next((n for n, row in CATALOGUE.items() if key in row.also), key)
-    if name == "none" or name.partition(":")[0] in ("fixed", "gate", "priority", "union"):
-        return Plan(name, _drafts(name.removeprefix("fixed:"), log))
+    bare = name.rpartition("@")[0] if name not in log.arms else ""
+    if name == "none" or bare in log.arms or name.partition(":")[0] in ("fixed", "gate", "priority", "union"):
+        return _plan(name, log)
     if key in PLANS:
         return oracle_plan(log, key)
     if key not in CATALOGUE:
@@ -105,27 +106,38 @@ def describe(log: PositionLog, *, costs: Costs | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _plan(name: str, log: PositionLog) -> Plan:
+    """The plan of a rule, named as the rule."""
+    longest = _drafts(name.removeprefix("fixed:"), log)
+    whole = ((longest == 0) | (longest == log.draft_len)).all()
+    return Plan(name, longest > 0, None if whole else longest)
+
+
 def _drafts(rule: str, log: PositionLog) -> np.ndarray:
-    """(N, K) arms that draft by a rule: ARM, none, gate:M:RULE (the lookup arm from match length M on, else the rule),
-    union:RULE+RULE (verified together), priority:RULE>RULE@M (the first that has a draft; from match length M on).
+    """(N, K) tokens that each arm may draft, 0 where it does not, by a rule: ARM, ARM@L (at most L tokens), none,
+    gate:M:RULE (the lookup arm from match length M on, else the rule), union:RULE+RULE (verified together),
+    priority:RULE>RULE@M (the first that has a draft; from match length M on).
     """
     kind, _, rest = rule.partition(":")
-    found = np.zeros((log.n_positions, log.n_arms), dtype=bool)
-    if rule in log.arms:
-        found[:, log.arms.index(rule)] = True
+    name, at, length = (rule, "", "") if rule in log.arms else rule.rpartition("@")
+    found = np.zeros((log.n_positions, log.n_arms), dtype=np.int16)
+    if name in log.arms:
+        if at and not (length.isdigit() and 1 <= int(length) <= log.draft_len):
+            raise SpecselError(f"{rule}: a draft length is {length!r}; expected 1 to {log.draft_len}, as logged")
+        found[:, log.arms.index(name)] = int(length or log.draft_len)
     elif kind == "gate":
         least, _, other = rest.partition(":")
         found = _drafts(other, log)
-        found[_matched(log, least)] = np.arange(log.n_arms) == _lookup(log)
+        found[_matched(log, least)] = log.draft_len * (np.arange(log.n_arms) == _lookup(log))
     elif kind == "union":
-        found = np.any([_drafts(part, log) for part in rest.split("+")], axis=0)
+        found = np.maximum.reduce([_drafts(part, log) for part in rest.split("+")])
     elif kind == "priority":
         open_ = np.ones(log.n_positions, dtype=bool)
         for part in rest.split(">"):
             inner, _, least = (part, "", "") if part in log.arms else part.partition("@")
-            arms = _drafts(inner, log)
-            taken = open_ & (arms & (log.proposed > 0)).any(axis=1) & (_matched(log, least) if least else True)
-            found[taken] = arms[taken]
+            drafts = _drafts(inner, log)
+            taken = open_ & ((drafts > 0) & (log.proposed > 0)).any(axis=1) & (_matched(log, least) if least else True)
+            found[taken] = drafts[taken]
             open_ &= ~taken
     elif rule != "none":
         raise SpecselError(f"there is no arm {rule!r} in {log.run}; expected one of {', '.join(log.arms)}")

@@ -66,7 +66,8 @@ class Replay:
         return self.pulls.sum(axis=0) / self.blocks.sum()
 
     def by_workload(self) -> dict[str, dict]:
-        """Per workload: requests, blocks, emitted, block_efficiency (None without blocks), pulls per arm."""
+        """Per workload: requests, blocks, emitted, block_efficiency (None without blocks), pulls per arm, neural
+        passes."""
         found = {}
         for w, name in enumerate(self.workloads):
             mine = self.workload == w
@@ -78,6 +79,7 @@ class Replay:
                 "emitted": emitted,
                 "block_efficiency": emitted / blocks if blocks else None,
                 "pulls": dict(zip(self.arms, pulls, strict=True)),
+                "neural_passes": int(self.neural_passes[mine].sum()),
             }
         return found
 
@@ -106,6 +108,7 @@ class Plan:
 
     name: str
     arms: np.ndarray  # (N, K) bool; no arm: the target decodes one token alone
+    longest: np.ndarray | None = None  # (N, K) int16 tokens that a draft may have; None: as logged
 
     @classmethod
     def one(cls, name: str, log: PositionLog, index: np.ndarray | int) -> Plan:
@@ -119,6 +122,7 @@ def follow(
 ) -> Replay:
     """Replay a plan exactly: blocks start wherever the planned arms lead. ``costs`` adds modelled seconds."""
     require_complete(log)
+    log = log if plan.longest is None else log.shortened(plan.longest)
     accepted = np.zeros(log.n_positions, dtype=log.accepted.dtype)
     for k in range(log.n_arms):  # arm by arm: a maximum over a short last axis is slow
         np.maximum(accepted, log.accepted[:, k], out=accepted, where=plan.arms[:, k])
