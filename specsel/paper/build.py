@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -168,8 +168,10 @@ def run_notebooks(root: Path, work: Path, chapters: Sequence[Path], given: Mappi
         say(f"{name}: {time.monotonic() - started:.1f} s")
 
     with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(job, number, path) for number, path in enumerate(chapters, start=1)]
         try:
-            list(pool.map(job, range(1, len(chapters) + 1), chapters))  # raises what a job raised
+            for done in as_completed(running):  # the first that fails ends the others
+                done.result()
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             stop_kernels()

@@ -22,8 +22,8 @@ FRACTIONS = """accepted capture capture_accepted contextual_gain coverage decodi
 frontier_redraft_rate gain gets_further margin oracle_block_headroom oracle_dp_headroom oracle_gap oracle_gap_accepted
 oracle_gap_by_blocks oracle_request_headroom predicted_gain predicted_headroom redraft_rate redraft_replay_gain
 seed_shift survival token_gain token_gain_accepted workload_headroom workload_headroom_on_path"""
-RATIOS = """alpha_union best_of_n best_selector break_even_rho coefficient drafts_per_block importance max_alpha quality
-redraft_speed rho skill speed threshold transfer width_ratio"""
+RATIOS = """alpha_union best_of_n best_selector break_even_rho coefficient drafts_per_block importance max_alpha
+neural_passes_per_block quality redraft_speed rho skill speed threshold transfer width_ratio"""
 TOKENS = """best_fixed_efficiency block_efficiency difference held_out mean_accepted mean_best mean_dominant
 over_best_fixed reversed_order subset workload_oracle_efficiency"""
 COUNTS = """asked corpora draft_len ended_at_once exact median_output near near_ties positions prompts repeating
