@@ -24,6 +24,7 @@ from specsel.paper.build import (
     only_build,
     replace_folder,
     run_notebook,
+    run_notebooks,
     stop_kernels,
 )
 from specsel.study.simulation import Model, simulate_positions
@@ -208,7 +209,7 @@ def test_pages_replace_pages_and_nothing_beside_them(tmp_path):
 
 def test_an_interrupted_build_ends_its_kernels_at_once(tmp_path):
     """Ctrl-C, or a cell that fails, does not wait for the cells of other notebooks."""
-    path = notebook(tmp_path, "run: str = 'x'", "import time; time.sleep(300)")
+    path = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", "import time; time.sleep(300)")
     failures = []
 
     def build():
@@ -225,7 +226,21 @@ def test_an_interrupted_build_ends_its_kernels_at_once(tmp_path):
             time.sleep(0.5)
             stop_kernels()
         running.join(5)
-    assert failures and not running.is_alive()
+    assert "died" in str(failures[0]) and not running.is_alive()
+
+
+@pytest.mark.slow
+def test_a_failing_cell_ends_the_other_notebooks_at_once(tmp_path, monkeypatch):
+    """Whatever their order, and also the one that starts just then."""
+    monkeypatch.setattr("specsel.paper.build.AT_ONCE", 2)
+    chapters = []
+    for name, source in (("slow", "import time; time.sleep(300)"), ("bad", "raise RuntimeError('on purpose')")):
+        made = notebook(tmp_path, "run: str = 'x'\nseed: int = 7", source)
+        chapters.append(made.rename(tmp_path / f"{name}.ipynb"))
+    started = time.monotonic()
+    with pytest.raises(notebooks.BuildFailed, match="bad.ipynb, cell 1: RuntimeError: on purpose"):
+        run_notebooks(tmp_path, tmp_path / "work", [*chapters, chapters[0]], {}, lambda line: None)
+    assert time.monotonic() - started < 100
 
 
 # ---- what an executed notebook may contain

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -168,13 +168,15 @@ def run_notebooks(root: Path, work: Path, chapters: Sequence[Path], given: Mappi
         say(f"{name}: {time.monotonic() - started:.1f} s")
 
     with kernel_environment(work), ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(job, number, path) for number, path in enumerate(chapters, start=1)]
+        jobs = [pool.submit(job, number, path) for number, path in enumerate(chapters, start=1)]
         try:
-            for done in as_completed(running):  # the first that fails ends the others
-                done.result()
+            for ended in wait(jobs, return_when=FIRST_EXCEPTION).done:
+                ended.result()
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
-            stop_kernels()
+            while any(started.running() for started in jobs):  # a kernel may start as others end
+                stop_kernels()
+                time.sleep(0.2)
             if isinstance(error, KeyboardInterrupt):
                 say("stopped; the pages are as they were")
             raise
