@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from test_replay import log_of, replay_seeds, scalar_leader
 
-from specsel.costs import read_costs
-from specsel.logs import CONTEXT, LogWarning, SpecselError
+from specsel.costs import load_costs, read_costs
+from specsel.logs import CONTEXT, LogWarning, SpecselError, read_log
 from specsel.logs.importers import read_specdecode_bench
 from specsel.policies import contextual, plain
 from specsel.policies.catalogue import CATALOGUE, PLANS, allowed, describe, lookup_arm, policy_by_name
@@ -242,6 +242,7 @@ def test_a_gate_falls_back_to_the_arm_that_is_best_under_it():
     assert policy_by_name("match_gate", log).below == 2
 
 
+RUN = Path(__file__).parent.parent / "data/runs/campaign"
 MODEL = Model(requests_per_workload=4, output_len=(20, 40), passage=((0.0, 0.0, 0.0, 0.0), (0.5, -0.5, 2.5, 0.3)))
 
 
@@ -347,6 +348,15 @@ def test_a_rule_may_cap_a_draft(simulated):
     for name in ("eagle@0", "eagle@10", "eagle@two", "eagle@"):
         with pytest.raises(SpecselError, match="draft length|no arm|no policy"):
             policy_by_name(name, simulated)
+
+
+def test_the_parts_of_a_composite_arm_are_cut_with_it():
+    """Its capped drafts cost what they cost on the log with short drafts: their verification has rows."""
+    log, costs = read_log(RUN).select(slice(0, None, 40)), load_costs(RUN)
+    k = log.arms.index("cascade")
+    alone = fixed(log.cap(4), k, costs=costs)
+    capped = follow(log, policy_by_name("cascade@4", log), costs=costs)
+    assert (capped.blocks == alone.blocks).all() and capped.seconds == pytest.approx(alone.seconds)
 
 
 def test_rules_of_a_name_draft_what_they_say(simulated):

@@ -122,7 +122,8 @@ def follow(
 ) -> Replay:
     """Replay a plan exactly: blocks start wherever the planned arms lead. ``costs`` adds modelled seconds."""
     require_complete(log)
-    log = log if plan.longest is None else log.shortened(plan.longest)
+    if plan.longest is not None:  # the parts of a composite arm are cut with it
+        log = log.shortened(np.where(plan.arms, plan.longest, plan.longest.max(axis=1, keepdims=True)))
     accepted = np.zeros(log.n_positions, dtype=log.accepted.dtype)
     for k in range(log.n_arms):  # arm by arm: a maximum over a short last axis is slow
         np.maximum(accepted, log.accepted[:, k], out=accepted, where=plan.arms[:, k])
