@@ -814,7 +814,7 @@ BROKEN_BYTES = {  # name: (bytes of the file, line, field, part of the message)
     "cut in the last line": (GOOD[:-30], len(RECORDS), None, "is not a complete JSON object"),
     "no object": (GOOD + b"[1, 2]\n", len(RECORDS) + 1, None, "holds [1, 2], expected an object"),
     "two objects on a line": (GOOD.replace(b"}\n{", b"} {", 1), 1, None, "more than one object"),
-    "not text": (GOOD[:5] + b"\xff" + GOOD[5:], None, None, "line 1: is not UTF-8 text"),
+    "not text": (GOOD[:5] + b"\xff" + GOOD[5:], 1, None, "is not UTF-8 text"),
     "half a gzip": (gzip_bytes(GOOD)[:-40], None, None, "cut short or damaged"),
     "a position twice": (
         GOOD + lines(changed(5, "arms.dflash.accepted", 1)[4:5]),
@@ -882,14 +882,14 @@ BROKEN_FOLDERS = {  # name: (what is done to a run folder, file, field, part of 
     "manifest of another schema": (
         edited("manifest.json", '"schema": 1', '"schema": 7'),
         "manifest.json",
-        None,
+        "schema",
         "field 'schema'",
     ),
-    "no label": (edited("manifest.json", '"UNLABELLED"', '"GUESSED"'), "manifest.json", None, "field 'label'"),
+    "no label": (edited("manifest.json", '"UNLABELLED"', '"GUESSED"'), "manifest.json", "label", "field 'label'"),
     "path of no arm": (
         edited("manifest.json", '"path_arm": "', '"path_arm": "x'),
         "manifest.json",
-        None,
+        "path_arm",
         "field 'path_arm'",
     ),
     "path of another arm": (
