@@ -5,6 +5,7 @@ Not handled here: single values (``schema``), lines and files (``read``).
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ class Rows:
         self.c = {name: np.concatenate([part[name] for part in lines.parts]) for name in lines.parts[0]}
         self.c["id"] = order[self.c["id"]]
         self.take(np.lexsort([self.c[n] for n in ("line", "file", "position", "id")]))
+        self.absent = {n: self.c[n] == ABSENT for n in ARM_STATS}
+        self.c |= {n: np.where(self.c[n] == ABSENT, np.nan, self.c[n]) for n in DRAFT_NUMBERS}
 
     def take(self, rows: np.ndarray) -> None:
         """Keep these rows, in this order."""
@@ -73,7 +76,6 @@ class Rows:
         """After all checks: the arrays of ``PositionLog`` (in its dictionaries as "stats.conf_mean"), and its names."""
         self.check_drafts()
         self.check_statistics()
-        self.c |= {n: np.where(self.c[n] == ABSENT, np.nan, self.c[n]) for n in DRAFT_NUMBERS}
         self.check_repeats()
         self.check_ends()
         self.check_gaps()
@@ -90,18 +92,17 @@ class Rows:
 
     def check_drafts(self) -> None:
         """Counts and confidences of one draft must fit together."""
-        c, inf, draft_len = self.c, np.inf, self.lines.said.get("draft_len", np.inf)
+        c, left, draft_len = self.c, self.c["remaining"][:, None], self.lines.said.get("draft_len", np.inf)
         proposed, accepted, low = c["proposed"], c["accepted"], c["conf_min"]
-        left, asked = np.broadcast_to(c["remaining"][:, None], proposed.shape), ~np.isnan(proposed)
+        asked = ~np.isnan(proposed)
         rules = [
             ("accepted", asked & ~(accepted >= 0), "is missing or null, expected a whole number, 0 or more"),
             ("accepted", ~asked & (accepted > 0), "is {accepted:g}, but proposed is null (not asked)"),
-            ("accepted", accepted > np.where(asked, proposed, inf), "is {accepted:g}, above proposed = {proposed:g}"),
+            ("accepted", accepted > proposed, "is {accepted:g}, above proposed = {proposed:g}"),
             ("accepted", asked & (accepted > left), "is {accepted:g}, above remaining = {remaining:g}"),
             ("proposed", proposed > draft_len, f"is {{proposed:g}}, above the draft length {draft_len}"),
-        ] + [
-            ("conf_min", low > np.where(c[n] == ABSENT, inf, c[n] + SLACK), f"is {{conf_min:g}}, above {n} = {{{n}:g}}")
-            for n in ("conf_mean", "conf_first")
+            ("conf_min", low > c["conf_mean"] + SLACK, "is {conf_min:g}, above conf_mean = {conf_mean:g}"),
+            ("conf_min", low > c["conf_first"] + SLACK, "is {conf_min:g}, above conf_first = {conf_first:g}"),
         ]
         for field, broken, message in rules:
             for row, k in np.argwhere(broken):
@@ -110,20 +111,16 @@ class Rows:
 
     def check_statistics(self) -> None:
         """A statistic that an arm has on some lines and not on others (two writers): missing is null, never 0."""
-        drafted = self.c["proposed"] > 0
-        for field in ARM_STATS:
-            absent = self.c[field] == ABSENT
-            for k, name in enumerate(self.arms):
-                for source in np.unique(self.c["source"][:, k]):
-                    rows = np.flatnonzero(drafted[:, k] & (self.c["source"][:, k] == source))
-                    lacking = rows[absent[rows, k]]
-                    if 0 < len(lacking) < len(rows):
-                        self.fault(
-                            lacking[np.argmin(self.c["line"][lacking])],
-                            f"arms.{name}.{field}",
-                            f"is missing on {len(lacking)} of {len(rows)} lines with a draft of this arm; "
-                            "write null for a missing value, or keep the lines of one writer",
-                        )
+        hint = "write null for a missing value, or keep the lines of one writer"
+        for (k, arm), field in itertools.product(enumerate(self.arms), ARM_STATS):
+            drafted, sources = self.c["proposed"][:, k] > 0, self.c["source"][:, k]
+            for source in np.unique(sources):
+                rows = np.flatnonzero(drafted & (sources == source))
+                lacking = rows[self.absent[field][rows, k]]
+                if 0 < (n := len(lacking)) < len(rows):
+                    first = lacking[np.argmin(self.c["line"][lacking])]
+                    message = f"is missing on {n} of {len(rows)} lines with a draft of this arm; {hint}"
+                    self.fault(first, f"arms.{arm}.{field}", message)
 
     def check_repeats(self) -> None:
         """Name every repeated (request, position); keep the first of identical lines."""
@@ -164,8 +161,9 @@ class Rows:
             step = self.emitted
             k = self.arms.index(self.path_arm) if self.path_arm else int(self.breaks(step).sum(axis=0).argmin())
             self.path_arm, step = self.arms[k], step[:, [k]]
+        following = self.following
         for row in np.flatnonzero(self.breaks(step)):
-            self.gap(row, int(step[row, 0]))
+            self.gap(row, int(step[row, 0]), int(following[row]))
         if self.complete:
             self.check_path()
 
@@ -183,21 +181,18 @@ class Rows:
         broken[self.starts[:-1]] |= position[self.starts[:-1]] != 0
         return broken
 
-    def gap(self, row: int, step: int) -> None:
+    def gap(self, row: int, step: int, following: int) -> None:
         """Name the positions that are missing around a row, unless they are lines already named as faulty."""
-        c, r = self.c, self.c["id"][row]
-        name, position, following = self.keys[r][1], int(c["position"][row]), int(c["position"][row]) + step
-        is_last = row == self.starts[r + 1] - 1
-        end = position + int(c["remaining"][row]) if is_last else int(c["position"][row + 1])
-        before = range(position) if row == self.starts[r] else range(0)
-        for missing in (before, range(following, end)):
+        r, position = self.c["id"][row], int(self.c["position"][row])
+        name, before = self.keys[r][1], range(position) if row == self.starts[r] else range(0)
+        for missing in (before, range(position + step, following)):
             if not all((*self.keys[r], str(p)) in self.lines.refused for p in missing):
                 gone = f"positions {missing.start} to {missing.stop - 1} of request {name!r} are missing"
                 hint = "it is not complete and cannot be replayed; resume the collection"
                 self.fault(row, "position", f"is {position}, and {gone}: {hint}")
-        if end < following:
+        if following < position + step:
             emits = f"where a block of {self.path_arm} emits {step} tokens"
-            found = f"but the next record of request {name!r} is at {end}: not the blocks of one arm"
+            found = f"but the next record of request {name!r} is at {following}: not the blocks of one arm"
             self.fault(row, "position", f"is {position}, {emits}, {found}")
 
     def check_path(self) -> None:

@@ -16,12 +16,10 @@ import numpy as np
 import pandas as pd
 
 from specsel.logs.files import LogError, read_text, sha256_of
-from specsel.logs.log import PositionLog, block_rows
+from specsel.logs.log import PositionLog
 from specsel.logs.read import LogWarning
 from specsel.logs.schema import STATS
 from specsel.logs.write import write_log
-
-__all__ = ["import_specdecode_bench", "read_specdecode_bench", "match_lengths"]
 
 ARMS, DRAFT_LEN, LONGEST_MATCH = ("ngram", "eagle"), 20, 6
 
@@ -64,10 +62,9 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
         )
     parts = [(_workload(file), *row) for file in files for row in _read_file(file)]
     if doubled := sum(p[3]["doubled_begin"] for p in parts):
-        told = (
-            f"{path}: {doubled:,} of {len(parts):,} prompts begin with one token twice, most likely a begin token of "
-        )
-        told += "the template and one of the tokenizer: acceptance may be lower than after a well-formed prompt"
+        cause = "most likely a begin token of the template and one of the tokenizer"
+        effect = "acceptance may be lower than after a well-formed prompt"
+        told = f"{path}: {doubled:,} of {len(parts):,} prompts begin with one token twice, {cause}: {effect}"
         warnings.warn(told, LogWarning, stacklevel=2)
     emitted, matched = (np.concatenate([p[n] for p in parts]) for n in (1, 2))
     lengths = np.array([len(p[1]) for p in parts])
@@ -82,26 +79,22 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
         DRAFT_LEN,
         workloads,
         tuple(table["request"]),
-        np.array([workloads.index(p[0]) for p in parts]),
-        starts,
-        np.full_like(accepted, DRAFT_LEN),
-        accepted,
-        np.zeros(len(position), dtype=bool),
-        position.astype(np.int32),
-        remaining.astype(np.int32),
-        {"match_length": matched.astype(float)},
-        {n: np.full(accepted.shape, np.nan) for n in (*STATS, "match_length")},
-        None,
-        True,
-        "specdecode-bench",
-        "MEASURED",
-        ARMS[0],
-        "",
-        table,
-        {"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"},
+        workload=np.array([workloads.index(p[0]) for p in parts]),
+        starts=starts,
+        proposed=np.full_like(accepted, DRAFT_LEN),
+        accepted=accepted,
+        on_path=np.zeros(len(position), dtype=bool),
+        position=position.astype(np.int32),
+        remaining=remaining.astype(np.int32),
+        context={"match_length": matched.astype(float)},
+        stats={n: np.full(accepted.shape, np.nan) for n in (*STATS, "match_length")},
+        run="specdecode-bench",
+        label="MEASURED",
+        path_arm=ARMS[0],
+        request_table=table,
+        manifest={"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"},
     )
-    log.on_path[block_rows(log)] = True
-    return log
+    return log.with_path()
 
 
 def _workload(file: Path) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from specsel.logs import CONTEXT, STATS, LogError, PositionLog, block_rows
+from specsel.logs import CONTEXT, STATS, LogError, PositionLog
 
 QUADRATURE = 41  # nodes for the request effect; exact to about 1e-9 for request_sd up to 1
 
@@ -79,7 +79,6 @@ def simulate_positions(model: Model, *, rng: np.random.Generator, with_stats: bo
     odds += np.asarray(model.passage, np.float32)[kind]
     proposed, accepted = _draft(odds, remaining, model, rng)
     stats, context = _signals(odds, proposed, model, rng) if with_stats else _missing(*odds.shape)
-    on_path = np.zeros(len(position), dtype=bool)
     log = PositionLog(
         model.arms,
         model.draft_len,
@@ -89,20 +88,16 @@ def simulate_positions(model: Model, *, rng: np.random.Generator, with_stats: bo
         starts,
         proposed,
         accepted,
-        on_path,
+        np.zeros(len(position), dtype=bool),
         position,
         remaining,
         context,
         stats,
-        None,
-        True,
-        "simulation",
-        "SIM",
-        model.arms[0],
-        "",
+        run="simulation",
+        label="SIM",
+        path_arm=model.arms[0],
     )
-    on_path[block_rows(log, 0)] = True
-    return log
+    return log.with_path()
 
 
 def _passages(position: np.ndarray, model: Model, rng: np.random.Generator) -> np.ndarray:
