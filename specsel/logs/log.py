@@ -167,9 +167,9 @@ class PositionLog:
     @property
     def table(self) -> pd.DataFrame:
         """One row per request (R): workload, request, and what the request table says about it (nan = unknown)."""
-        keys = {"workload": np.array(self.workloads, dtype=object)[self.workload], "request": list(self.requests)}
-        found = pd.DataFrame(keys, columns=["workload", "request"])
-        return found if self.request_table is None else found.merge(self.request_table, how="left", on=[*keys])
+        names = np.array(self.workloads, dtype=object)[self.workload]
+        found = pd.DataFrame({"workload": names, "request": list(self.requests)})
+        return found if self.request_table is None else found.merge(self.request_table, "left", [*found])
 
 
 def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -> tuple[str, ...]:
