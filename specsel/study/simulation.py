@@ -39,16 +39,10 @@ class Model:
     signal: float = 0.7  # 0..1: how far an arm's confidence follows its acceptance probability; 0 = noise
 
     def __post_init__(self) -> None:
-        shapes = {
-            "logit": (len(self.workloads), len(self.arms)),
-            "passage": (len(self.passage), len(self.arms)),
-            "no_draft": (len(self.arms),),
-        }
-        wrong = [
-            f"{n} has shape {np.shape(getattr(self, n))}, expected {s}"
-            for n, s in shapes.items()
-            if np.shape(getattr(self, n)) != s
-        ]
+        n_arms = len(self.arms)
+        shapes = {"logit": (len(self.workloads), n_arms), "passage": (len(self.passage), n_arms), "no_draft": (n_arms,)}
+        found = {n: np.shape(getattr(self, n)) for n in shapes}
+        wrong = [f"{n} has shape {found[n]}, expected {s}" for n, s in shapes.items() if found[n] != s]
         wrong += [f"silent names {a!r}, which is no arm" for a in self.silent if a not in self.arms]
         bounds = {
             "passage_len": self.passage_len >= 1,
