@@ -585,6 +585,8 @@ def test_a_head_of_another_log_is_refused(run, tmp_path):
     assert any(f.field == "label" and "equal settings" in f.message for f in validate([a, b]))
     b.write_text('{"manifest":{"schema":1}}', "utf-8")
     assert {f.field for f in validate(b)} >= {"manifest.label", "manifest.arms"}
+    b.write_text(a.read_text("utf-8").replace('"path_arm":"', '"path_arm":"x', 1), "utf-8")
+    assert [f.field for f in validate(b)][0] == "manifest.path_arm" and "one of the arms" in str(validate(b)[0])
 
 
 @pytest.mark.parametrize("arms", [["eagle", "dflash"], ["dflash", "eagle", "cascade", "ngram"]])
