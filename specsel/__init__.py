@@ -15,7 +15,6 @@ _HOME = {
         "write_log",
         "block_view",
         "PositionLog",
-        "BlockLog",
         "LogError",
         "SpecselError",
     ),

@@ -94,7 +94,7 @@ def test_golden_log_gives_the_counts_derived_by_hand(golden):
     """11, 12, 13 and 17 blocks: the table of expected.json, which can be checked on paper."""
     expected = EXPECTED["golden_small.jsonl"]
     assert (golden.n_positions, golden.n_requests, golden.n_arms, golden.draft_len) == (21, 2, 4, 7)
-    assert {a: block_view(golden, k).n_blocks for k, a in enumerate(golden.arms)} == expected["blocks_fixed"]
+    assert {a: block_view(golden, k).n_positions for k, a in enumerate(golden.arms)} == expected["blocks_fixed"]
     assert golden.complete and golden.path_arm == "dflash" and golden.on_path.sum() == expected["on_path_blocks"]
     assert np.array_equal(np.flatnonzero(golden.on_path), block_rows(golden))
     run = expected["dflash_run"]
@@ -315,7 +315,7 @@ def test_block_anchored_logs_allow_gaps_and_refuse_replay():
     log = read_log(CASES / "anchored_only.jsonl")
     assert not log.complete and log.path_arm == "dflash"
     blocks = block_view(log)
-    assert blocks.n_blocks == 11
+    assert blocks.n_positions == 11
     gap = blocks.accepted.max(axis=1).sum() / blocks.accepted[:, 0].sum() - 1
     assert gap == pytest.approx(EXPECTED["anchored_only.jsonl"]["oracle_gap_on_path"])
     with pytest.raises(LogError, match="block-anchored"):
@@ -555,6 +555,13 @@ def test_any_names_and_every_fact_survive_each_form(tmp_path_factory, names, lab
     assert first == last
 
 
+def test_a_line_separator_inside_a_name_of_the_request_table_ends_no_line(golden, tmp_path):
+    table = pd.DataFrame({"workload": ["chat", "code"], "request": ["a\u2028b", "c"], "looping": [True, False]})
+    run = write_log(tmp_path / "run", replace(golden, requests=("a\u2028b", "c"), request_table=table))
+    back = read_log(convert(run, tmp_path / "plain.jsonl"))
+    assert back.requests == ("a\u2028b", "c") and back.looping.tolist() == [True, False]
+
+
 def test_a_file_without_label_is_unlabelled_and_stays_so(golden, tmp_path):
     assert golden.label == "UNLABELLED" and read_log(write_log(tmp_path / "run", golden)).label == "UNLABELLED"
 
@@ -578,6 +585,8 @@ def test_a_head_of_another_log_is_refused(run, tmp_path):
     assert any(f.field == "label" and "equal settings" in f.message for f in validate([a, b]))
     b.write_text('{"manifest":{"schema":1}}', "utf-8")
     assert {f.field for f in validate(b)} >= {"manifest.label", "manifest.arms"}
+    b.write_text(a.read_text("utf-8").replace('"path_arm":"', '"path_arm":"x', 1), "utf-8")
+    assert [f.field for f in validate(b)][0] == "manifest.path_arm" and "one of the arms" in str(validate(b)[0])
 
 
 @pytest.mark.parametrize("arms", [["eagle", "dflash"], ["dflash", "eagle", "cascade", "ngram"]])
@@ -649,7 +658,7 @@ def test_select_keeps_whole_requests(golden):
     assert both.requests == ("code/0", "chat/0") and both.starts.tolist() == [0, 12, 21]
     assert np.array_equal(both.accepted[12:], golden.accepted[:9]) and both.request_of[12] == 1
     assert same(both.select(np.array([1, 0])), golden)
-    assert block_view(both).n_blocks == 11
+    assert block_view(both).n_positions == 11
 
 
 # ---- parts of a log
@@ -814,7 +823,7 @@ BROKEN_BYTES = {  # name: (bytes of the file, line, field, part of the message)
     "cut in the last line": (GOOD[:-30], len(RECORDS), None, "is not a complete JSON object"),
     "no object": (GOOD + b"[1, 2]\n", len(RECORDS) + 1, None, "holds [1, 2], expected an object"),
     "two objects on a line": (GOOD.replace(b"}\n{", b"} {", 1), 1, None, "more than one object"),
-    "not text": (GOOD[:5] + b"\xff" + GOOD[5:], None, None, "line 1: is not UTF-8 text"),
+    "not text": (GOOD[:5] + b"\xff" + GOOD[5:], 1, None, "is not UTF-8 text"),
     "half a gzip": (gzip_bytes(GOOD)[:-40], None, None, "cut short or damaged"),
     "a position twice": (
         GOOD + lines(changed(5, "arms.dflash.accepted", 1)[4:5]),
@@ -882,14 +891,14 @@ BROKEN_FOLDERS = {  # name: (what is done to a run folder, file, field, part of 
     "manifest of another schema": (
         edited("manifest.json", '"schema": 1', '"schema": 7'),
         "manifest.json",
-        None,
+        "schema",
         "field 'schema'",
     ),
-    "no label": (edited("manifest.json", '"UNLABELLED"', '"GUESSED"'), "manifest.json", None, "field 'label'"),
+    "no label": (edited("manifest.json", '"UNLABELLED"', '"GUESSED"'), "manifest.json", "label", "field 'label'"),
     "path of no arm": (
         edited("manifest.json", '"path_arm": "', '"path_arm": "x'),
         "manifest.json",
-        None,
+        "path_arm",
         "field 'path_arm'",
     ),
     "path of another arm": (

@@ -16,7 +16,7 @@ from specsel.logs.files import (
     sha256_of,
     write_bytes_atomically,
 )
-from specsel.logs.log import BlockLog, PositionLog, block_rows, block_view, require_complete, summary, walk
+from specsel.logs.log import PositionLog, block_rows, block_view, require_complete, summary, walk
 from specsel.logs.read import LogWarning, beside, grouped, read_log, read_logs, validate
 from specsel.logs.schema import CONTEXT, STATS
 from specsel.logs.write import convert, encode_rows, log_rows, write_log

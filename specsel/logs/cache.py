@@ -33,13 +33,11 @@ def _path(key: object) -> Path | None:
 def load(key: object) -> tuple[dict[str, np.ndarray], dict] | None:
     """Arrays and facts that were saved under a key (what JSON can write); None where there are none or damaged ones."""
     path = _path(key)
-    if path is None or not path.exists():
-        return None
     try:
         with np.load(path, allow_pickle=False) as found:
             arrays = dict(found)
             facts = json.loads(arrays.pop("facts").item())
-    except Exception:  # whatever a damaged archive raises: the log itself is read instead
+    except Exception:  # no place, no archive, or whatever a damaged one raises: the log itself is read instead
         return None
     with contextlib.suppress(OSError):
         os.utime(path)

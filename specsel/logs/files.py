@@ -19,7 +19,10 @@ from pathlib import Path
 
 import platformdirs
 
-DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError, RecursionError)
+DAMAGE = (
+    *(OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError, ArithmeticError),
+    RecursionError,
+)
 
 
 class SpecselError(Exception):
@@ -60,8 +63,8 @@ def readable(
             FileNotFoundError: "there is no such file",
             json.JSONDecodeError: f"it is not JSON: {fault}",
         }
-        reason = known.get(type(fault), str(fault).partition("\n")[0])
-        raise error(f"{path}: cannot be read ({reason}); {hint}") from fault
+        reason = known.get(type(fault), getattr(fault, "strerror", None) or str(fault).partition("\n")[0])
+        raise error(Fault(str(path), None, None, f"cannot be read ({reason}); {hint}")) from fault
 
 
 def home() -> Path:
@@ -86,21 +89,16 @@ def located(path: str | Path) -> Path:
 
 def read_text(path: Path) -> str:
     """Text of a plain or gzip file (several members allowed, byte-order mark dropped); LogError when unreadable."""
-    try:
+    with readable(path, "check the path"):
         data = path.read_bytes()
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     if data[:2] == b"\x1f\x8b":
-        try:
+        with readable(path, "the gzip archive is cut short or damaged, fetch or collect it again"):
             data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            hint = "fetch or collect it again"
-            raise LogError(f"{path}: the gzip archive is cut short or damaged ({error}); {hint}") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise LogError(f"{path}, line {line}: is not UTF-8 text; a log is JSON lines, plain or gzip") from None
+        raise LogError(Fault(str(path), line, None, "is not UTF-8 text; a log is JSON lines, plain or gzip")) from None
 
 
 def gzip_bytes(data: bytes) -> bytes:

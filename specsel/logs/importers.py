@@ -16,12 +16,10 @@ import numpy as np
 import pandas as pd
 
 from specsel.logs.files import LogError, read_text, sha256_of
-from specsel.logs.log import PositionLog, block_rows
+from specsel.logs.log import PositionLog
 from specsel.logs.read import LogWarning
 from specsel.logs.schema import STATS
 from specsel.logs.write import write_log
-
-__all__ = ["import_specdecode_bench", "read_specdecode_bench", "match_lengths"]
 
 ARMS, DRAFT_LEN, LONGEST_MATCH = ("ngram", "eagle"), 20, 6
 
@@ -62,55 +60,45 @@ def read_specdecode_bench(path: str | Path) -> PositionLog:
         raise LogError(
             f"{path}: holds no .jsonl files; expected combined_<workload>.jsonl of SpecDecode-Bench/simulator"
         )
-    parts = [(_workload(file), *row) for file in files for row in _read_file(file)]
-    if doubled := sum(p[3]["doubled_begin"] for p in parts):
-        told = (
-            f"{path}: {doubled:,} of {len(parts):,} prompts begin with one token twice, most likely a begin token of "
-        )
-        told += "the template and one of the tokenizer: acceptance may be lower than after a well-formed prompt"
+    emitted, matched, rows = zip(*(request for file in files for request in _read_file(file)), strict=True)
+    table = pd.DataFrame(rows)
+    if doubled := table["doubled_begin"].sum():
+        cause = "most likely a begin token of the template and one of the tokenizer"
+        effect = "acceptance may be lower than after a well-formed prompt"
+        told = f"{path}: {doubled:,} of {len(rows):,} prompts begin with one token twice, {cause}: {effect}"
         warnings.warn(told, LogWarning, stacklevel=2)
-    emitted, matched = (np.concatenate([p[n] for p in parts]) for n in (1, 2))
-    lengths = np.array([len(p[1]) for p in parts])
+    lengths = np.array([len(of_request) for of_request in emitted])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     position = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     remaining = np.repeat(lengths, lengths) - position
-    accepted = np.minimum(emitted - 1, remaining[:, None]).astype(np.int16)
-    table = pd.DataFrame([p[3] for p in parts])
-    workloads = tuple(dict.fromkeys(p[0] for p in parts))
+    accepted = np.minimum(np.concatenate(emitted) - 1, remaining[:, None]).astype(np.int16)
+    workload, workloads = pd.factorize(table["workload"])
     log = PositionLog(
         ARMS,
         DRAFT_LEN,
-        workloads,
+        tuple(workloads),
         tuple(table["request"]),
-        np.array([workloads.index(p[0]) for p in parts]),
-        starts,
-        np.full_like(accepted, DRAFT_LEN),
-        accepted,
-        np.zeros(len(position), dtype=bool),
-        position.astype(np.int32),
-        remaining.astype(np.int32),
-        {"match_length": matched.astype(float)},
-        {n: np.full(accepted.shape, np.nan) for n in (*STATS, "match_length")},
-        None,
-        True,
-        "specdecode-bench",
-        "MEASURED",
-        ARMS[0],
-        "",
-        table,
-        {"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"},
+        workload=workload,
+        starts=starts,
+        proposed=np.full_like(accepted, DRAFT_LEN),
+        accepted=accepted,
+        on_path=np.zeros(len(position), dtype=bool),
+        position=position.astype(np.int32),
+        remaining=remaining.astype(np.int32),
+        context={"match_length": np.concatenate(matched).astype(float)},
+        stats={n: np.full(accepted.shape, np.nan) for n in (*STATS, "match_length")},
+        run="specdecode-bench",
+        label="MEASURED",
+        path_arm=ARMS[0],
+        request_table=table,
+        manifest={"source": "SpecDecode-Bench/simulator", "proposed": "not in the source; the cap is written"},
     )
-    log.on_path[block_rows(log)] = True
-    return log
-
-
-def _workload(file: Path) -> str:
-    return file.stem.removeprefix("combined_")
+    return log.with_path()
 
 
 def _read_file(file: Path) -> list[tuple[np.ndarray, np.ndarray, dict]]:
     """(emitted (T, 2), match length (T,), request row) of every request of a file that has a position."""
-    rows = []
+    rows, workload = [], file.stem.removeprefix("combined_")
     for number, line in enumerate(read_text(file).split("\n"), 1):
         if not line.strip():
             continue
@@ -128,8 +116,8 @@ def _read_file(file: Path) -> list[tuple[np.ndarray, np.ndarray, dict]]:
         if not length:
             continue
         row = {
-            "workload": _workload(file),
-            "request": f"{_workload(file)}/{number - 1}",
+            "workload": workload,
+            "request": f"{workload}/{number - 1}",
             "source_id": str(record.get("id")),
             "prompt_tokens": len(prompt),
             "output_tokens": length,

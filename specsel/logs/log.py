@@ -30,14 +30,16 @@ class PositionLog:
     on_path: np.ndarray  # (N,) bool, as logged: a block of path_arm starts here
     position: np.ndarray  # (N,) int32, index of the anchor in the output, 0..T-1
     remaining: np.ndarray  # (N,) int32, output tokens after the anchor, T - position
-    context: dict[str, np.ndarray]  # name -> (N,) float64, known before drafting; nan = missing
-    stats: dict[str, np.ndarray]  # name -> (N, K) float64, known once the arm has drafted; nan = missing
-    source: np.ndarray | None  # (N, K) int8: arm whose draft a composite arm used; -1 none, -2 one outside of the pool
-    complete: bool  # every position of every request is here: exact replay is allowed
-    run: str  # name of the run
-    label: str  # "MEASURED", "SIM", or "UNLABELLED" when the file does not say
-    path_arm: str | None  # arm whose blocks on_path marks; None when no arm fits
-    sha256: str  # over the log files; "" when the log comes from no file
+    context: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # name -> (N,) float64, known before drafting; nan = missing
+    stats: dict[str, np.ndarray] = field(default_factory=dict)  # name -> (N, K) float64, known after drafting; nan
+    source: np.ndarray | None = None  # (N, K) int8: arm whose draft a composite arm used; -1 none, -2 not in the pool
+    complete: bool = True  # every position of every request is here: exact replay is allowed
+    run: str = ""  # name of the run
+    label: str = "UNLABELLED"  # or "MEASURED", "SIM": what the file says
+    path_arm: str | None = None  # arm whose blocks on_path marks; None when no arm fits
+    sha256: str = ""  # over the log files; "" when the log comes from no file
     request_table: pd.DataFrame | None = None  # one row per request: workload, request, category, looping, ...
     manifest: dict = field(default_factory=dict)  # what the run says of itself; "selection" names the parts taken of it
 
@@ -73,23 +75,15 @@ class PositionLog:
         return self.workload[self.request_of]
 
     @property
-    def n_blocks(self) -> int:
-        """Number of rows of a log of blocks."""
-        return self.n_positions
-
-    @property
     def looping(self) -> np.ndarray | None:
         """(R,) bool: requests whose output repeats itself (less than half of its 4-grams distinct); None: unknown."""
         return None if (found := self.request_column("looping")) is None else found.astype(bool)
 
     def request_column(self, name: str) -> np.ndarray | None:
         """(R,) values of one column of the request table, in the order of ``requests``; None when it is not there."""
-        table = self.request_table
-        if table is None or name not in table or table[name].isna().any():
-            return None
-        values = table.set_index(["workload", "request"])[name]
-        keys = [(self.workloads[w], r) for w, r in zip(self.workload, self.requests, strict=False)]
-        return values.loc[keys].to_numpy() if values.index.is_unique and set(keys) <= set(values.index) else None
+        table = self.table
+        known = name in table and len(table) == self.n_requests and not table[name].isna().any()
+        return table[name].to_numpy() if known else None
 
     def at(self, rows: np.ndarray, **changes) -> PositionLog:
         """The log of some rows; ``changes`` are further fields (default: ascending rows of the same requests)."""
@@ -145,11 +139,11 @@ class PositionLog:
         if not 1 <= draft_len <= self.draft_len:
             raise SpecselError(f"{self.run}: a draft length of {draft_len} is not in 1 to {self.draft_len}, as logged")
         capped = self.shortened(np.int16(draft_len))._part({"draft_len": draft_len}, draft_len=draft_len)
-        if self.complete and self.path_arm is not None:
-            starts = np.zeros(self.n_positions, dtype=bool)
-            starts[walk(self.starts, capped.emitted[:, self.arms.index(self.path_arm)])] = True
-            capped = replace(capped, on_path=starts)
-        return capped
+        return capped.with_path() if self.complete and self.path_arm is not None else capped
+
+    def with_path(self) -> PositionLog:
+        """The log whose ``on_path`` marks the blocks of its path arm; it must be complete."""
+        return replace(self, on_path=np.isin(np.arange(self.n_positions), block_rows(self)))
 
     def shortened(self, longest: np.ndarray) -> PositionLog:
         """The log with drafts of at most so many tokens, one number for all, or (N, K); `cap` says what stays known."""
@@ -173,9 +167,9 @@ class PositionLog:
     @property
     def table(self) -> pd.DataFrame:
         """One row per request (R): workload, request, and what the request table says about it (nan = unknown)."""
-        keys = {"workload": np.array(self.workloads, dtype=object)[self.workload], "request": list(self.requests)}
-        found = pd.DataFrame(keys, columns=["workload", "request"])
-        return found if self.request_table is None else found.merge(self.request_table, how="left", on=[*keys])
+        names = np.array(self.workloads, dtype=object)[self.workload]
+        found = pd.DataFrame({"workload": names, "request": list(self.requests)})
+        return found if self.request_table is None else found.merge(self.request_table, "left", [*found])
 
 
 def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -> tuple[str, ...]:
@@ -186,10 +180,6 @@ def _chosen(run: str, kind: str, asked: Iterable[str], there: tuple[str, ...]) -
         what = f"has no {kind} {unknown[0]!r}" if unknown else f"needs one or more different {kind}s, got {names}"
         raise SpecselError(f"{run}: {what}; it has {', '.join(there)}")
     return names
-
-
-BlockLog = PositionLog
-"""A log of the rows where blocks of one arm start, see ``block_view``: a round per row, never to be replayed."""
 
 
 def require_complete(log: PositionLog) -> None:
@@ -215,8 +205,8 @@ def block_rows(log: PositionLog, arm: int | None = None) -> np.ndarray:
     return np.flatnonzero(log.on_path)
 
 
-def block_view(log: PositionLog, arm: int | None = None) -> BlockLog:
-    """The log of the rows of ``block_rows``; its ``path_arm`` is the arm whose blocks these are."""
+def block_view(log: PositionLog, arm: int | None = None) -> PositionLog:
+    """The log of the rows of ``block_rows``, a round per row, never to be replayed; its ``path_arm`` is their arm."""
     name = log.path_arm if arm is None else log.arms[arm]
     return replace(log.at(block_rows(log, arm)), path_arm=name if name in log.arms else None, complete=False)
 
@@ -243,14 +233,11 @@ def summary(log: PositionLog) -> dict:
     Means are over the blocks of an arm that always runs; on a block-anchored log the accepted means are over the
     logged blocks and block efficiency is None, because no arm but the logged one could be replayed.
     """
-    views = [block_view(log, k if log.complete else None) for k in range(log.n_arms)]
-    names = np.array(log.workloads, dtype=object)
-    blocks = [
-        pd.DataFrame(
-            {"workload": names[v.workload_of], "arm": arm, "accepted": v.accepted[:, k], "emitted": v.emitted[:, k]}
-        )
-        for k, (arm, v) in enumerate(zip(log.arms, views, strict=True))
-    ]
+    names, blocks = np.array(log.workloads, dtype=object), []
+    for k, arm in enumerate(log.arms):
+        view = block_view(log, k if log.complete else None)
+        counts = {"accepted": view.accepted[:, k], "emitted": view.emitted[:, k]}
+        blocks.append(pd.DataFrame({"workload": names[view.workload_of], "arm": arm} | counts))
     means = pd.concat(blocks).groupby(["workload", "arm"])[["accepted", "emitted"]].mean()
     table = log.table if log.request_table is None else log.request_table  # requests that ended at once are in it, too
     requests, positions = table["workload"].value_counts(), pd.Series(names[log.workload_of]).value_counts()

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from typing import Annotated, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, ValidationInfo
 from typing_extensions import TypedDict
 
 SCHEMA = 1
@@ -22,6 +22,12 @@ def _different(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("different names")
     return names
+
+
+def _one_of_the_arms(name: str | None, info: ValidationInfo) -> str | None:
+    if name not in (None, *info.data.get("arms", [name])):
+        raise ValueError("one of the arms")
+    return name
 
 
 # Strict: neither true nor "3" is a number; a whole number may be written 3.0.
@@ -80,16 +86,21 @@ class Listed(TypedDict):
 
 
 class Manifest(TypedDict):
-    """What is said about a run; further fields tell where it comes from."""
+    """What is said about a log; further fields tell where it comes from."""
 
     __pydantic_config__ = OPEN
     schema: Version
     label: Literal["MEASURED", "SIM", "UNLABELLED"]
     run: NotRequired[Name]
     arms: Annotated[list[Name], Field(min_length=1), AfterValidator(_different)]
-    path_arm: str | None
+    path_arm: Annotated[str | None, AfterValidator(_one_of_the_arms)]
     draft_len: Annotated[int, Strict(), Field(ge=1, le=2**15 - 2)]
-    files: NotRequired[list[Listed]]  # not in the head of a plain file
+
+
+class RunManifest(Manifest):
+    """What a run folder says of itself."""
+
+    files: list[Listed]
 
 
 class Head(TypedDict):
@@ -99,7 +110,7 @@ class Head(TypedDict):
     requests: NotRequired[list[dict] | None]
 
 
-RECORD, MANIFEST, HEAD = TypeAdapter(Record), TypeAdapter(Manifest), TypeAdapter(Head)
+RECORD, MANIFEST, HEAD = TypeAdapter(Record), TypeAdapter(RunManifest), TypeAdapter(Head)
 RECORD_FIELDS, DRAFT_FIELDS, CONTEXT = (tuple(kind.__annotations__) for kind in (Record, Draft, Context))
 STATS = ("conf_mean", "conf_min", "conf_first", "ent_mean")  # of a draft: 0..1, 0..1, 0..1, nats
 

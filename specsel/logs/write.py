@@ -37,19 +37,23 @@ def encode_rows(records: Iterable[Mapping]) -> bytes:
 
 def _row(record: Mapping) -> dict:
     row = {"schema": SCHEMA}
-    row |= {f: _plain(record[f]) for f in ("workload", "request", "position", "remaining", "on_path")}
+    row |= _plain(record, ("workload", "request", "position", "remaining", "on_path"))
     if record.get("context"):
-        row["context"] = {f: _plain(record["context"][f]) for f in CONTEXT if f in record["context"]}
-    arms = record["arms"].items()
-    return row | {"arms": {name: {f: _plain(arm[f]) for f in DRAFT_FIELDS if f in arm} for name, arm in arms}}
+        row["context"] = _plain(record["context"], CONTEXT)
+    return row | {"arms": {name: _plain(draft, DRAFT_FIELDS) for name, draft in record["arms"].items()}}
 
 
-def _plain(value: object) -> object:
-    """A Python value for JSON: numpy scalars converted, nan to None, floats to six significant digits."""
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{value:.6g}")
-    return value
+def _plain(values: Mapping, names: Iterable[str]) -> dict:
+    """Those of the named values that are there, for JSON: numpy scalars converted, nan to None, floats to six
+    significant digits, match lengths to whole numbers."""
+    plain = {name: values[name] for name in names if name in values}
+    for name, value in plain.items():
+        value = value.item() if hasattr(value, "item") else value
+        if isinstance(value, float):
+            whole = name == "match_length" and value.is_integer()
+            value = None if math.isnan(value) else int(value) if whole else float(f"{value:.6g}")
+        plain[name] = value
+    return plain
 
 
 def log_rows(log: PositionLog, workload: int) -> Iterator[dict]:
@@ -61,21 +65,16 @@ def log_rows(log: PositionLog, workload: int) -> Iterator[dict]:
         for k, name in enumerate(log.arms):
             asked = log.proposed[row, k] >= 0
             arms[name] = {n: getattr(log, n)[row, k] if asked else None for n in ("proposed", "accepted")}
-            arms[name] |= {n: _number(n, log.stats[n][row, k]) for n in kept[k]}
+            arms[name] |= {n: log.stats[n][row, k] for n in kept[k]}
             if log.source is not None and (used := log.source[row, k]) >= 0:
                 arms[name]["source"] = log.arms[used]
         yield {
             "workload": log.workloads[workload],
             "request": log.requests[request_of[row]],
             **{n: getattr(log, n)[row] for n in ("position", "remaining", "on_path")},
-            "context": {n: _number(n, v[row]) for n, v in log.context.items()},
+            "context": {n: v[row] for n, v in log.context.items()},
             "arms": arms,
         }
-
-
-def _number(name: str, value: float) -> float | int:
-    """Match lengths are whole numbers in a file, everything else is real; nan stays."""
-    return int(value) if name == "match_length" and value == value else value
 
 
 def _manifest(log: PositionLog, extra: Mapping | None = None) -> dict:
@@ -95,14 +94,11 @@ def write_log(folder: str | Path, log: PositionLog, manifest_extra: Mapping | No
         write_bytes_atomically(folder / names[-1], gzip_bytes(encode_rows(log_rows(log, w))))
     if log.request_table is not None:
         names.append("requests.jsonl.gz")
-        write_bytes_atomically(folder / names[-1], gzip_bytes(_table_text(log).encode()))
+        table = log.request_table.to_json(orient="records", lines=True, force_ascii=False)
+        write_bytes_atomically(folder / names[-1], gzip_bytes(table.encode()))
     manifest = _manifest(log, manifest_extra) | {"files": [file_entry(folder / n) for n in names]}
     write_bytes_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n")
     return folder
-
-
-def _table_text(log: PositionLog) -> str:
-    return log.request_table.to_json(orient="records", lines=True, force_ascii=False)
 
 
 def convert(source: str | Path | Iterable[str | Path], target: str | Path) -> Path:
@@ -114,7 +110,7 @@ def convert(source: str | Path | Iterable[str | Path], target: str | Path) -> Pa
     if not re.search(r"\.jsonl(\.gz)?$", target.name):
         return write_log(target, log)
     refuse_existing(target)
-    rows = None if log.request_table is None else [json.loads(row) for row in _table_text(log).splitlines()]
+    rows = None if log.request_table is None else json.loads(log.request_table.to_json(orient="records"))
     head = json.dumps({"manifest": _manifest(log), "requests": rows}, separators=(",", ":"), allow_nan=False)
     data = head.encode() + b"\n" + b"".join(encode_rows(log_rows(log, w)) for w in range(len(log.workloads)))
     write_bytes_atomically(target, gzip_bytes(data) if target.suffix == ".gz" else data)

@@ -28,6 +28,7 @@ TOKENS = """best_fixed_efficiency block_efficiency difference held_out mean_acce
 over_best_fixed reversed_order subset workload_oracle_efficiency"""
 COUNTS = """asked corpora draft_len ended_at_once exact median_output near near_ties positions prompts repeating
 requests runs too_long training_prompts"""
+MODELLED = "best_of_n best_selector margin redraft_speed speed tokens_per_s".split()  # by prices, not by a clock: [SIM]
 UNITS = {  # quantity -> the one unit that it has everywhere: command line, tables, sentences, charts
     **dict.fromkeys(FRACTIONS.split(), "fraction"),
     **dict.fromkeys(RATIOS.split(), "ratio"),
@@ -128,7 +129,7 @@ def make_claim(
         quantity=quantity,
         keys=tuple(keys),
         unit=unit,
-        label=Label(label),
+        label=Label.SIM if quantity in MODELLED and label != Label.REPORTED else Label(label),
         headline=headline,
         reason=reason,
         origin={key: str(item) for key, item in sources.items() if item},

@@ -92,20 +92,9 @@ class _Claims:
             value = replace(value, method=reason) if value.value is None else value
         unit = "" if isinstance(value, str) else UNITS[keys[0]]
         defined = isinstance(value, Estimate) and value.low is not None and keys[0] != "oracle_gap_by_blocks"
-        origin = {"run": self.log.run, "log_sha256": self.log.sha256}
-        self.made.append(
-            make_claim(
-                keys,
-                value,
-                label=self.log.label,
-                unit=unit,
-                function=function,
-                origin=origin,
-                headline=defined,
-                reason=reason,
-                n=n,
-            )
-        )
+        log = {"label": self.log.label, "origin": {"run": self.log.run, "log_sha256": self.log.sha256}}
+        claim = make_claim(keys, value, unit=unit, function=function, headline=defined, reason=reason, n=n, **log)
+        self.made.append(claim)
 
     def figures(
         self,

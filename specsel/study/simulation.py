@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from specsel.logs import CONTEXT, STATS, LogError, PositionLog, block_rows
+from specsel.logs import CONTEXT, STATS, LogError, PositionLog
 
 QUADRATURE = 41  # nodes for the request effect; exact to about 1e-9 for request_sd up to 1
 
@@ -39,16 +39,10 @@ class Model:
     signal: float = 0.7  # 0..1: how far an arm's confidence follows its acceptance probability; 0 = noise
 
     def __post_init__(self) -> None:
-        shapes = {
-            "logit": (len(self.workloads), len(self.arms)),
-            "passage": (len(self.passage), len(self.arms)),
-            "no_draft": (len(self.arms),),
-        }
-        wrong = [
-            f"{n} has shape {np.shape(getattr(self, n))}, expected {s}"
-            for n, s in shapes.items()
-            if np.shape(getattr(self, n)) != s
-        ]
+        n_arms = len(self.arms)
+        shapes = {"logit": (len(self.workloads), n_arms), "passage": (len(self.passage), n_arms), "no_draft": (n_arms,)}
+        found = {n: np.shape(getattr(self, n)) for n in shapes}
+        wrong = [f"{n} has shape {found[n]}, expected {s}" for n, s in shapes.items() if found[n] != s]
         wrong += [f"silent names {a!r}, which is no arm" for a in self.silent if a not in self.arms]
         bounds = {
             "passage_len": self.passage_len >= 1,
@@ -79,7 +73,6 @@ def simulate_positions(model: Model, *, rng: np.random.Generator, with_stats: bo
     odds += np.asarray(model.passage, np.float32)[kind]
     proposed, accepted = _draft(odds, remaining, model, rng)
     stats, context = _signals(odds, proposed, model, rng) if with_stats else _missing(*odds.shape)
-    on_path = np.zeros(len(position), dtype=bool)
     log = PositionLog(
         model.arms,
         model.draft_len,
@@ -89,20 +82,16 @@ def simulate_positions(model: Model, *, rng: np.random.Generator, with_stats: bo
         starts,
         proposed,
         accepted,
-        on_path,
+        np.zeros(len(position), dtype=bool),
         position,
         remaining,
         context,
         stats,
-        None,
-        True,
-        "simulation",
-        "SIM",
-        model.arms[0],
-        "",
+        run="simulation",
+        label="SIM",
+        path_arm=model.arms[0],
     )
-    on_path[block_rows(log, 0)] = True
-    return log
+    return log.with_path()
 
 
 def _passages(position: np.ndarray, model: Model, rng: np.random.Generator) -> np.ndarray:
