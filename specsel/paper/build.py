@@ -183,13 +183,14 @@ def run_notebooks(root: Path, work: Path, chapters: Sequence[Path], given: Mappi
 
 
 def stop_kernels() -> None:
-    """End the kernels that this process started, so that nobody waits for their cells."""
+    """End the kernels that this process started, with their workers, so that nobody waits for their cells."""
     import psutil  # comes with the kernels
 
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "ipykernel_launcher" in child.cmdline():
-                child.kill()
+                for process in (*child.children(recursive=True), child):  # a cell may have workers
+                    process.kill()
 
 
 def run_notebook(path: Path, target: Path, parameters: Mapping[str, Any], root: Path) -> None:
