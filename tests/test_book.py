@@ -430,7 +430,7 @@ def test_the_page_computes_the_speed_that_the_package_computes(chromium, site, m
     page = chromium.new_page()
     page.goto(f"{site}notebooks/06_breakeven.html", wait_until="networkidle")
     page.wait_for_function("() => [...document.querySelectorAll('.vl-chart')].every(e => e.dataset.ready)")
-    for rho in (0.05, 0.2, 0.4):
+    for rho in (0.04, 0.2, 0.4):  # steps of the slider
         page.locator(".vl-chart input[type=range]").first.evaluate(
             f"e => {{ e.value = {rho}; e.dispatchEvent(new Event('input')); }}"
         )
