@@ -68,7 +68,7 @@ refresh: env
 	@.venv/bin/python -m specsel.paper.build
 
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-config --no-emit-index-url --no-emit-find-links \
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-config --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command "make lock" requirements.in -o requirements.lock
 
 clean:
